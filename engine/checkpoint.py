@@ -47,7 +47,7 @@ def read_config(folder: Path) -> DSparkConfig:
     """The shape that a drafter folder states.
 
     Raises:
-        CheckpointError: if config.json is missing, holds unknown fields, or describes another kind of drafter.
+        CheckpointError: if config.json is missing, holds unknown fields, or is of another kind of drafter.
     """
     path = folder / CONFIG_FILE
     try:
@@ -119,7 +119,7 @@ def load_drafter(folder: Path, embedding: Tensor, head: Tensor) -> DSparkDrafter
         embedding, head: [V, H] token embedding and LM head of the target (see `engine.token_tables`).
 
     Raises:
-        CheckpointError: on a missing file or tensor, or a shape that differs from the config's or the target's.
+        CheckpointError: on a missing file or tensor, or a shape other than the config's or the target's.
     """
     config = read_config(folder)
     tensors = {name: tensor for name, tensor in _read(folder).items() if not name.startswith(_FUSION)}

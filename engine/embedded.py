@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import Any
 
 from engine.progress import announced
 
@@ -174,12 +175,13 @@ def convert(gguf: Path, out: Path) -> None:
     which transformers' GGUF support leaves out; without it "\\n\\n1" is cut differently than in training.
     """
     import torch
+    import transformers
     from tokenizers import pre_tokenizers
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+    hf: Any = transformers  # its annotations are partial and contradict its use
     with _quiet_transformers():
-        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = hf.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        tokenizer = hf.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         # save_pretrained refuses a model that still counts as GGUF-quantised; the weights no longer are.
         model.hf_quantizer = None
         model.is_quantized = False
@@ -187,10 +189,8 @@ def convert(gguf: Path, out: Path) -> None:
         model.config.name_or_path = FOLDER
         if hasattr(model.config, "_model_name_or_path"):
             del model.config._model_name_or_path
-        special = {
-            name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-        }
-        model.generation_config = GenerationConfig(**special)
+        special = {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        model.generation_config = hf.GenerationConfig(**special)
         model.to(torch.bfloat16).save_pretrained(out)
 
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -237,13 +237,14 @@ def _quiet_transformers() -> Iterator[None]:
     """
     from transformers.utils import logging as transformers_logging
 
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.ERROR)
-    transformers_logging.disable_progress_bar()
+    hf_logging: Any = transformers_logging
+    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity(logging.ERROR)
+    hf_logging.disable_progress_bar()
     try:
         with redirect_stderr(io.StringIO()):
             yield
     finally:
-        transformers_logging.set_verbosity(level)
+        hf_logging.set_verbosity(level)
         if bars:
-            transformers_logging.enable_progress_bar()
+            hf_logging.enable_progress_bar()

@@ -37,12 +37,8 @@ class PagePool:
         h, d = shape.key_heads, shape.head_dim
         self.shape = shape
         self.pages = pages
-        self.keys = [
-            torch.zeros(pages, h, d, PAGE, dtype=shape.dtype, device=device) for _ in range(shape.layers)
-        ]
-        self.values = [
-            torch.zeros(pages, h, PAGE, d, dtype=shape.dtype, device=device) for _ in range(shape.layers)
-        ]
+        self.keys = [torch.zeros(pages, h, d, PAGE, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+        self.values = [torch.zeros(pages, h, PAGE, d, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
         self._free = list(range(pages - 1, -1, -1))
 
     @property

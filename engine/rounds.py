@@ -34,6 +34,7 @@ class DraftBatch:
         sequence: [R] number of the request, unique within this verifier.
         epoch: [R] fences off replies to an earlier life of the sequence.
         committed: [R] n, tokens committed so far, the anchor among them.
+        prefix: [R] digest of the committed tokens (`engine.noise.extend_digest`), the same in every process.
         anchor: [R] token ids.
         draft: [R] whether a block is wanted.
         temperature: [R] 0 is greedy.
@@ -49,6 +50,7 @@ class DraftBatch:
     sequence: I64
     epoch: I32
     committed: I32
+    prefix: U64
     anchor: I32
     draft: Bool
     temperature: F32

@@ -174,17 +174,12 @@ class TargetRunner:
         soft_cap = getattr(self.config, "final_logit_softcapping", None)
         if soft_cap is not None:
             logits = torch.tanh(logits / soft_cap) * soft_cap
-        if self._captured:
-            features = torch.cat(self._captured, dim=-1)
-        else:
-            features = torch.empty(len(step.tokens), 0)
+        features = torch.cat(self._captured, dim=-1) if self._captured else torch.empty(len(step.tokens), 0)
         self._captured = []
         return StepOutput(logits, hidden.float(), features)
 
 
-def places_of(
-    tables: Seq[Seq[int]], starts: Seq[int], counts: Seq[int], device: str = "cpu"
-) -> RaggedPlaces:
+def places_of(tables: Seq[Seq[int]], starts: Seq[int], counts: Seq[int], device: str = "cpu") -> RaggedPlaces:
     """Places of a step in which sequence s runs positions starts[s] .. starts[s] + counts[s] - 1."""
     columns = max((PagePool.pages_for(a + n) for a, n in zip(starts, counts, strict=True)), default=0)
     pages = torch.zeros(len(tables), max(columns, 1), dtype=torch.int32)

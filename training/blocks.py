@@ -1,4 +1,4 @@
-"""Many draft blocks a sequence in one pass: anchors, what supervises them, and their shared-context attention.
+"""Many draft blocks a sequence in one pass: anchors, their supervision, attention to a shared context.
 
 S sequences of L tokens, A anchors each, g slots a block. The context keys of a sequence are made once, over
 all its positions, and every block sees its own window of them by a mask.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.drafters.dspark import Attend, DSparkDrafter
-from training.dataset import DataError
+from training.dataset import DataError, eligible_anchors
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,6 @@ class Blocks:
     previous: Tensor
     wanted: Tensor
     valid: Tensor
-
-
-def eligible_anchors(mask: Tensor) -> Tensor:
-    """[S, L] generated tokens -> [S, L] bool: positions that are generated and followed by a generated one."""
-    follows = torch.zeros_like(mask)
-    follows[:, :-1] = mask[:, 1:]
-    eligible = mask & follows
-    eligible[:, 0] = False  # there must be context
-    return eligible
 
 
 def sample_anchors(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -114,7 +105,6 @@ class _SharedContextAttention(torch.autograd.Function):
         )
         rows = q.unflatten(2, (blocks, -1))  # [S, Hkv, A, n*g, D]
         own_scores = rows @ own_k.transpose(-1, -2)
-        # The kernel gives the log-sum-exp as [S, Hkv, Q]; some versions lay it out as [S, Q, Hkv].
         lse = torch.logaddexp(context_lse, own_scores.logsumexp(-1).flatten(2))
         own_weights = (own_scores - lse.unflatten(2, (blocks, -1))[..., None]).exp()
         out = context * (context_lse - lse).exp()[..., None] + (own_weights @ own_v).flatten(2, 3)
@@ -147,7 +137,7 @@ def attend_shared(keys: Tensor, values: Tensor, visible: Tensor, slots: int) -> 
         visible: [S, A, L] bool; each block must see at least one context position.
         slots: g.
     """
-    sequences, count, length = visible.shape
+    sequences, count = visible.shape[:2]
     context_keys, context_values = keys.transpose(1, 2).contiguous(), values.transpose(1, 2).contiguous()
     bias = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)
 
@@ -159,7 +149,9 @@ def attend_shared(keys: Tensor, values: Tensor, visible: Tensor, slots: int) -> 
         rows = (q * size**-0.5).view(sequences, count, slots, key_heads, group, size)
         rows = rows.permute(0, 3, 1, 4, 2, 5).reshape(sequences, key_heads, -1, size)
         row_bias = bias[:, None, :, None, :].expand(-1, -1, -1, group * slots, -1).flatten(2, 3)
-        own_k, own_v = (x.view(sequences, count, slots, key_heads, size).permute(0, 3, 1, 2, 4) for x in (k, v))
+        own_k, own_v = (
+            x.view(sequences, count, slots, key_heads, size).permute(0, 3, 1, 2, 4) for x in (k, v)
+        )
         out = _SharedContextAttention.apply(rows, context_keys, context_values, row_bias, own_k, own_v)
         out = out.view(sequences, key_heads, count, group, slots, size).permute(0, 2, 4, 1, 3, 5)
         return out.reshape(sequences * count, slots, heads, size)

@@ -69,6 +69,15 @@ class Batch:
     lse: Tensor
 
 
+def eligible_anchors(mask: Tensor) -> Tensor:
+    """[S, L] generated tokens -> [S, L] bool: generated positions that a generated one follows."""
+    follows = torch.zeros_like(mask)
+    follows[:, :-1] = mask[:, 1:]
+    eligible = mask & follows
+    eligible[:, 0] = False  # there must be context
+    return eligible
+
+
 class SequenceData:
     """A data folder: which sequences there are, and their contents on demand.
 
@@ -87,6 +96,7 @@ class SequenceData:
         except (OSError, json.JSONDecodeError, ValidationError) as error:
             raise DataError(f"{folder / 'meta.json'}: {error}") from error
         self._counts: dict[str, int] = {}
+        self._usable: dict[str, list[int]] = {}
         self._held_out_count = held_out
         self.scan()
         if not self._counts:
@@ -100,22 +110,26 @@ class SequenceData:
         for path in sorted(self.folder.glob("shard-*.safetensors")):
             if path.name not in self._counts:
                 self._counts[path.name] = self._check(path)
+                with safe_open(path, framework="pt") as shard:
+                    anchors = eligible_anchors(shard.get_tensor("mask").bool())
+                self._usable[path.name] = anchors.any(1).nonzero().flatten().tolist()
         return len(self.training_rows())
 
     def held_out_rows(self) -> list[Row]:
-        """The sequences that are never trained on."""
+        """The sequences that are never trained on (those of them in which a block can be anchored)."""
         first = min(self._counts)
-        return [Row(first, index) for index in range(self._held_out_count)]
+        return [Row(first, index) for index in self._usable[first] if index < self._held_out_count]
 
     def training_rows(self) -> list[Row]:
-        """All other sequences, in order of shard and index."""
+        """All other sequences in which a block can be anchored, in order of shard and index."""
         if not self._counts:
             return []
         first = min(self._counts)
         return [
             Row(shard, index)
             for shard in sorted(self._counts)
-            for index in range(self._held_out_count if shard == first else 0, self._counts[shard])
+            for index in self._usable[shard]
+            if shard != first or index >= self._held_out_count
         ]
 
     def load(self, rows: list[Row]) -> Batch:

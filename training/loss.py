@@ -1,8 +1,8 @@
 """The loss of DSpark: 0.1 cross-entropy + 0.9 L1 to the teacher + 1.0 cross-entropy of the confidence.
 
-Rows are supervised slots of blocks, n of them; Vd is the draft vocabulary. With Vd = 8192 the logits, the two
-distributions and their gradients of one step would take gigabytes and most of the time in memory traffic. Here
-they live for one chunk of rows only: loss and gradients are made together, in the forward pass.
+Rows are supervised slots of blocks, n of them; Vd is the draft vocabulary. With Vd = 8192 the logits, the
+two distributions and their gradients of one step would take gigabytes, and the time to move them. Here they
+live for one chunk of rows only: loss and gradients are made together, in the forward pass.
 """
 
 from __future__ import annotations

@@ -5,8 +5,33 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-_NAMES = ("Ana", "Ben", "Chen", "Dara", "Emil", "Farid", "Grace", "Hugo", "Ines", "Jonas", "Kira", "Liam", "Mina")
-_THINGS = ("apples", "books", "pencils", "cookies", "tickets", "marbles", "stamps", "bottles", "coins", "flowers")
+_NAMES = (
+    "Ana",
+    "Ben",
+    "Chen",
+    "Dara",
+    "Emil",
+    "Farid",
+    "Grace",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Kira",
+    "Liam",
+    "Mina",
+)
+_THINGS = (
+    "apples",
+    "books",
+    "pencils",
+    "cookies",
+    "tickets",
+    "marbles",
+    "stamps",
+    "bottles",
+    "coins",
+    "flowers",
+)
 _TASKS = (
     "returns the {n}th Fibonacci number",
     "checks whether a number is prime",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class TrainOptions:
 
     Attributes:
         minutes: time to train for, all resumed parts together; the learning rate follows the time.
-        steps: optimiser steps to train for; the learning rate follows the steps. Exactly one of the two is set.
+        steps: optimiser steps to train for; the learning rate follows the steps. Either this or `minutes`.
         sequences, anchors: S sequences a step with A blocks each.
         learning_rate: peak; warmup: share of the run over which it rises; it then falls to 0 along a cosine.
         weight_decay: of matrices, not of norms and biases.
@@ -55,15 +55,23 @@ class TrainOptions:
     held_out_anchors: int = 16
     chunk: int = 512
     seed: int = 0
-    loss: LossWeights = LossWeights()
+    loss: LossWeights = field(default_factory=LossWeights)
 
     def __post_init__(self) -> None:
         if (self.minutes is None) == (self.steps is None):
             raise ValueError("exactly one of minutes and steps must be given")
-        for field in ("minutes", "steps", "sequences", "anchors", "learning_rate", "evaluate_every", "save_every"):
-            value = getattr(self, field)
+        for name in (
+            "minutes",
+            "steps",
+            "sequences",
+            "anchors",
+            "learning_rate",
+            "evaluate_every",
+            "save_every",
+        ):
+            value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ValueError(f"{field} is {value}, it must be above 0")
+                raise ValueError(f"{name} is {value}, it must be above 0")
 
 
 def schedule(fraction: float, warmup: float) -> float:
@@ -128,7 +136,7 @@ class Run:
         anchors = sample_anchors(batch.mask, options.anchors, self.generator)
         blocks = supervise(batch.tokens, batch.mask, anchors, self.config.block_size)
         rows = supervised_rows(blocks, batch.tokens.shape[1], self._draft_index)
-        # A step's factor is that of its end, so that the first one is above 0 (in time, the end is not known).
+        # A step's factor is that of its end, so that the first is above 0 (in time, the end is not known).
         ahead = 1 / options.steps if options.steps is not None else 1e-3
         factor = schedule(min(1.0, self.fraction + ahead), options.warmup)
         for group in self.optimizer.param_groups:
@@ -183,7 +191,9 @@ class Run:
             DataError: if the state is of a drafter of another shape.
         """
         if state["config"] != self.config.model_dump(mode="json"):
-            raise DataError(f"config: the saved run has {state['config']}, this one {self.config.model_dump()}")
+            raise DataError(
+                f"config: the saved run has {state['config']}, this one {self.config.model_dump()}"
+            )
         missing = self.trainee.load_state_dict(state["weights"], strict=False)
         if missing.missing_keys != ["drafter.lm_head.weight"] or missing.unexpected_keys:
             raise DataError(f"weights: {missing}")

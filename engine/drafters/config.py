@@ -77,9 +77,7 @@ class DSparkConfig(BaseModel):
         if list(ids) != sorted(set(ids)) or ids[0] < 0:
             raise ValueError(f"target_layer_ids {list(ids)} must rise and not be negative")
         if ids[-1] >= self.num_target_layers - 1:
-            raise ValueError(
-                f"target_layer_ids {list(ids)} must be below the last layer {self.num_target_layers - 1}"
-            )
+            raise ValueError(f"target_layer_ids {list(ids)} must be below the last layer {self.num_target_layers - 1}")
         if self.confidence_head_with_markov and self.enable_confidence_head and not self.markov_rank:
             raise ValueError("confidence_head_with_markov needs markov_rank above 0")
         return self

@@ -140,7 +140,8 @@ def attend_to_context(keys: Tensor, values: Tensor, mask: Tensor) -> Attend:
         blocks, slots, heads, size = q.shape
         key_heads = k.shape[2]
         # Query heads that share a key head are laid beside each other as further query rows.
-        grouped = q.unflatten(2, (key_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3) * size**-0.5
+        grouped = q.view(blocks, slots, key_heads, -1, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        grouped = grouped * size**-0.5
         scores = torch.cat(
             (
                 (grouped @ context_keys.transpose(2, 3)).masked_fill(blocked, -torch.inf),
@@ -151,7 +152,8 @@ def attend_to_context(keys: Tensor, values: Tensor, mask: Tensor) -> Attend:
         weights = scores.softmax(dim=-1)
         count = context_keys.shape[2]
         mixed = weights[..., :count] @ context_values + weights[..., count:] @ v.transpose(1, 2)
-        return mixed.unflatten(2, (heads // key_heads, slots)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+        mixed = mixed.view(blocks, key_heads, -1, slots, size)
+        return mixed.permute(0, 3, 1, 2, 4).reshape(blocks, slots, heads, size)
 
     return attend
 
@@ -249,7 +251,7 @@ class DSparkDrafter(nn.Module):
         return self.run_layers(anchor, anchor_position, attends)
 
     def run_layers(self, anchor: Tensor, anchor_position: Tensor, attends: Sequence[Attend]) -> Tensor:
-        """The backbone with the attention of each layer given: how training shares contexts between blocks."""
+        """The backbone, given the attention of each layer: so training shares contexts between blocks."""
         slots = self.config.block_size
         tokens = anchor[:, None].repeat(1, slots)
         tokens[:, 1:] = self.config.mask_token_id

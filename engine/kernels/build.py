@@ -25,9 +25,7 @@ class CompiledKernels(Protocol):
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor: ...
 
-    def linear(
-        self, x: torch.Tensor, packed: torch.Tensor, n: int, bias: torch.Tensor | None
-    ) -> torch.Tensor: ...
+    def linear(self, x: torch.Tensor, packed: torch.Tensor, n: int, bias: torch.Tensor | None) -> torch.Tensor: ...
 
     def write_kv(
         self,
@@ -79,7 +77,11 @@ def load_kernels() -> CompiledKernels | None:
     name = f"dspark_kernels_{key.hexdigest()[:12]}"
     built = Path(cpp_extension._get_build_directory(name, verbose=False)) / f"{name}.so"
     if not built.exists():
-        print("building the CPU kernels for this machine (once, about a minute) ...", file=sys.stderr, flush=True)
+        print(
+            "building the CPU kernels for this machine (once, about a minute) ...",
+            file=sys.stderr,
+            flush=True,
+        )
     started = time.monotonic()
     try:
         module = cpp_extension.load(

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from tests.unit.training.tiny import LENGTH, VOCABULARY, tiny_config, tiny_tables
-from training.blocks import draft_hidden, eligible_anchors, sample_anchors, supervise
-from training.dataset import DataError
+from training.blocks import draft_hidden, sample_anchors, supervise
+from training.dataset import DataError, eligible_anchors
 from training.trainee import Trainee
 
 
@@ -33,7 +33,10 @@ def test_training_and_serving_give_the_same_hidden_states(window: int) -> None:
             seen = torch.arange(max(0, anchor - window), anchor)
             context = [(k[None], v[None]) for k, v in drafter.context_kv(features[s, seen], seen)]
             served = drafter.backbone(
-                tokens[s, anchor][None], anchors[s, a][None], context, torch.ones(1, len(seen), dtype=torch.bool)
+                tokens[s, anchor][None],
+                anchors[s, a][None],
+                context,
+                torch.ones(1, len(seen), dtype=torch.bool),
             )
             torch.testing.assert_close(trained[s, a], served[0], atol=2e-6, rtol=1e-5)
 
@@ -58,7 +61,9 @@ def test_gradients_through_the_shared_context_equal_plain_attention() -> None:
                 for k, v in drafter.context_kv(inputs, torch.arange(LENGTH)[None])
             ]
             places = torch.arange(LENGTH)
-            mask = (places < anchors[0, :, None]) & (places >= anchors[0, :, None] - drafter.config.sliding_window)
+            mask = (places < anchors[0, :, None]) & (
+                places >= anchors[0, :, None] - drafter.config.sliding_window
+            )
             hidden = drafter.backbone(tokens[0, anchors[0]], anchors[0], context, mask)
         (hidden * direction).sum().backward()
         assert inputs.grad is not None

@@ -44,7 +44,7 @@ def tiny_tables(seed: int = 0) -> TokenTables:
 
 
 def write_tiny_data(folder: Path, sequences: int = 12, shard: int = 0) -> Path:
-    """A "text" in which each token follows from the one before (5 t + 1, mostly), and features that show it."""
+    """A "text" in which a token mostly follows from the one before (5 t + 1), and features that show it."""
     generator = torch.Generator().manual_seed(100 + shard)
     table = tiny_tables().embedding
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def write_tiny_data(folder: Path, sequences: int = 12, shard: int = 0) -> Path:
     mask = torch.ones(sequences, LENGTH, dtype=torch.uint8)
     mask[:, :4] = 0
     mask[::3, 15:17] = 0
-    hidden = (0.3 * table[(5 * tokens + 1) % VOCABULARY]).half()
+    hidden = (0.6 * table[(5 * tokens + 1) % VOCABULARY]).half()
     noise = 0.1 * torch.randn(sequences, LENGTH, HIDDEN, generator=generator)
     features = torch.cat((table[tokens], 20 * (hidden + noise)), dim=-1).half()
     columns = {

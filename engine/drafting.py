@@ -1,0 +1,231 @@
+"""The drafter's side of a round: bounded contexts of many sequences, and one block for each that asks."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.drafters.dspark import DSparkDrafter
+from engine.noise import gumbel, uniforms
+from engine.rounds import F32, I32, I64, DraftBatch, DraftReply
+
+
+class Drafter(Protocol):
+    """What answers a verifier's batches."""
+
+    @property
+    def block_size(self) -> int:
+        """gamma, draft tokens in a block."""
+        ...
+
+    def draft(self, owner: str, batch: DraftBatch) -> DraftReply:
+        """Extend contexts and draft blocks; `owner` names the verifier that numbers the sequences."""
+        ...
+
+    def forget(self, owner: str) -> None:
+        """Free all contexts of a verifier that has gone."""
+        ...
+
+
+@dataclass
+class _Context:
+    """Where one sequence's context lies, and up to which position it reaches."""
+
+    slot: int
+    end: int = 0
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """R drafted blocks, in the layout of `DraftReply`."""
+
+    tokens: I32
+    confidence: F32
+    q_ids: I32
+    q_probs: F32
+
+
+class DraftEngine:
+    """Drafts with a DSpark model. A context is a ring of the last `sliding_window` positions' keys and values.
+
+    Keys are rotated by their absolute position, so their order in the ring does not matter. The work of a block
+    does not depend on what it drafts: no early stop, fixed row sizes.
+
+    Args:
+        model: the drafter.
+        weights: hash of its checkpoint; batches made with another are refused by an empty reply.
+        candidates: K, size of the truncated proposal that is really sampled from.
+        max_contexts: contexts held; the least recently used goes first and is asked for again when needed.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        model: DSparkDrafter,
+        weights: str,
+        candidates: int = 32,
+        max_contexts: int = 256,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        config = model.config
+        self._model = model
+        self._weights = weights
+        self._candidates = min(candidates, config.draft_vocab_size)
+        self._window = config.sliding_window
+        self._clock = clock
+        shape = (max_contexts, self._window, config.num_key_value_heads, config.head_dim)
+        self._keys = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
+        self._values = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
+        self._contexts: OrderedDict[tuple[str, int], _Context] = OrderedDict()
+        self._free = list(range(max_contexts))
+        self._draft_ids = model.draft_ids
+
+    @property
+    def block_size(self) -> int:
+        """gamma."""
+        return self._model.config.block_size
+
+    @property
+    def contexts(self) -> int:
+        """Contexts held."""
+        return len(self._contexts)
+
+    def forget(self, owner: str) -> None:
+        """Free all contexts of a verifier."""
+        for key in [k for k in self._contexts if k[0] == owner]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        context = self._contexts.pop(key, None)
+        if context is not None:
+            self._free.append(context.slot)
+
+    def _context(self, key: tuple[str, int]) -> _Context:
+        context = self._contexts.get(key)
+        if context is None:
+            if not self._free:
+                self._drop(next(iter(self._contexts)))
+            context = self._contexts[key] = _Context(self._free.pop())
+        self._contexts.move_to_end(key)
+        return context
+
+    @torch.inference_mode()
+    def draft(self, owner: str, batch: DraftBatch) -> DraftReply:
+        """One round: free closed contexts, take the new features in, draft where asked.
+
+        Returns:
+            blocks of the entries that want one and whose context reaches their anchor; the others that want
+            one are listed in `resync`.
+        """
+        began = self._clock()
+        for number in batch.closed.tolist():
+            self._drop((owner, number))
+        fits = batch.weights == self._weights
+        ready = self._extend(owner, batch) if fits else np.zeros(len(batch.sequence), np.bool_)
+        rows = np.flatnonzero(ready & batch.draft)
+        blocks = self._blocks(owner, batch, rows)
+        missing: I64 = batch.sequence[batch.draft & ~ready]
+        return DraftReply(
+            round=batch.round,
+            weights=self._weights,
+            sequence=batch.sequence[rows],
+            epoch=batch.epoch[rows],
+            committed=batch.committed[rows],
+            tokens=blocks.tokens,
+            confidence=blocks.confidence,
+            q_ids=blocks.q_ids,
+            q_probs=blocks.q_probs,
+            resync=missing,
+            seconds=self._clock() - began,
+        )
+
+    def _extend(self, owner: str, batch: DraftBatch) -> np.typing.NDArray[np.bool_]:
+        """Take features in; [R] whether each context now reaches the position before its anchor."""
+        ready = np.zeros(len(batch.sequence), np.bool_)
+        taken: list[tuple[int, int, int, int]] = []  # slot, first position, first row, count
+        offsets = np.concatenate(([0], np.cumsum(batch.feature_count)))
+        for i, number in enumerate(batch.sequence.tolist()):
+            context = self._context((owner, number))
+            start, count = int(batch.feature_start[i]), int(batch.feature_count[i])
+            # A fresh start needs everything a block can see: from position 0, or a whole window.
+            if count and start != context.end and (start == 0 or count >= self._window):
+                context.start = context.end = start
+            if count and start == context.end:
+                skip = max(0, count - self._window)
+                taken.append((context.slot, start + skip, int(offsets[i]) + skip, count - skip))
+                context.end = start + count
+            ready[i] = context.end == int(batch.committed[i]) - 1
+        if taken:
+            slot = np.concatenate([np.full(n, s) for s, _, _, n in taken])
+            position = np.concatenate([np.arange(p, p + n) for _, p, _, n in taken])
+            row = np.concatenate([np.arange(r, r + n) for _, _, r, n in taken])
+            features = torch.from_numpy(batch.features[row].astype(np.float32))
+            at_slot, at_position = torch.from_numpy(slot), torch.from_numpy(position)
+            for layer, (k, v) in enumerate(self._model.context_kv(features, at_position)):
+                self._keys[layer][at_slot, at_position % self._window] = k
+                self._values[layer][at_slot, at_position % self._window] = v
+        return ready
+
+    def _blocks(self, owner: str, batch: DraftBatch, rows: I64) -> Blocks:
+        gamma, k = self.block_size, self._candidates
+        count = len(rows)
+        tokens = np.zeros((count, gamma), np.int32)
+        confidence = np.zeros((count, gamma), np.float32)
+        q_ids = np.zeros((count, gamma, k), np.int32)
+        q_probs = np.zeros((count, gamma, k), np.float32)
+        if count == 0:
+            return Blocks(tokens, confidence, q_ids, q_probs)
+        contexts = [self._contexts[(owner, int(n))] for n in batch.sequence[rows]]
+        slots = torch.tensor([c.slot for c in contexts])
+        held = torch.tensor([min(c.end - c.start, self._window) for c in contexts])
+        columns = min(self._window, -(-int(held.max()) // 32) * 32)
+        # Positions start..end-1 lie at (position % window): from `start` on if few, everywhere if many.
+        first = torch.tensor([c.start % self._window if c.end - c.start < self._window else 0 for c in contexts])
+        at = (first[:, None] + torch.arange(columns)) % self._window
+        mask = torch.arange(columns) < held[:, None]
+        where = slots[:, None]
+        context = [(k_[where, at], v_[where, at]) for k_, v_ in zip(self._keys, self._values, strict=True)]
+        anchor = torch.from_numpy(batch.anchor[rows].astype(np.int64))
+        position = torch.from_numpy(batch.committed[rows].astype(np.int64)) - 1
+        hidden = self._model.backbone(anchor, position, context, mask)
+        logits = self._model.base_logits(hidden)
+        previous = anchor
+        temperature = torch.from_numpy(batch.temperature[rows])
+        has_head = self._model.confidence_head is not None
+        for slot in range(gamma):
+            scores = logits[:, slot] + self._model.markov_bias(previous)
+            top, local = scores.topk(k)
+            ids = self._draft_ids[local]
+            q = torch.softmax(top / temperature.clamp(min=1e-6)[:, None], dim=-1)
+            q[temperature == 0] = torch.eye(1, k)
+            if has_head:
+                confidence[:, slot] = self._model.confidence_logits(hidden[:, slot], previous).numpy()
+            else:  # a function of q alone, never of the token drawn
+                confidence[:, slot] = torch.logit(q.max(-1).values.clamp(1e-4, 1 - 1e-4)).numpy()
+            q_ids[:, slot], q_probs[:, slot] = ids.numpy(), q.numpy()
+            picked = _choose(q_ids[:, slot], q_probs[:, slot], batch, rows, slot)
+            tokens[:, slot] = np.take_along_axis(q_ids[:, slot], picked[:, None], 1)[:, 0]
+            previous = torch.from_numpy(tokens[:, slot].astype(np.int64))
+        return Blocks(tokens, confidence, q_ids, q_probs)
+
+
+def _choose(q_ids: I32, q_probs: F32, batch: DraftBatch, rows: I64, slot: int) -> I64:
+    """[R] index among the K candidates: greedy, by quantile, or by the coupled rule's noise."""
+    u = uniforms(batch.key[rows], np.full(len(rows), slot))
+    cumulative = q_probs.astype(np.float64).cumsum(axis=1)
+    picked = (cumulative <= (u * cumulative[:, -1])[:, None]).sum(axis=1)
+    picked = np.minimum(picked, (q_probs > 0).sum(axis=1) - 1)  # candidates fall, so the used ones come first
+    for i in np.flatnonzero(batch.coupled[rows]).tolist():
+        position = int(batch.committed[rows[i]]) + slot
+        with np.errstate(divide="ignore"):
+            scores = np.log(q_probs[i].astype(np.float64))
+        picked[i] = int(np.argmax(scores + gumbel(int(batch.key[rows[i]]), position, q_ids[i])))
+    picked[batch.temperature[rows] == 0] = 0
+    return picked.astype(np.int64)
