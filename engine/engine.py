@@ -254,13 +254,13 @@ class Engine:
         expected = costs.draft(count) if costs else 1.0
         reply = self._draft.link.collect(asked, max(SHORTEST_DEADLINE_S, DEADLINE_FACTOR * expected))
         if reply is None:
-            self.log.late += 1
+            self.log.missed(late=1)
             return None
         if reply.weights != self._draft.weights:
             logger.error("drafter has weights %s, this verifier %s", reply.weights, self._draft.weights)
-            self.log.mismatched += 1
+            self.log.missed(mismatched=1)
             return None
-        self.log.drafted(count, reply.seconds)
+        self.log.drafted(reply.seconds)
         lost = set(reply.resync.tolist())
         for sequence in self._running:
             if sequence.number in lost:
@@ -325,7 +325,7 @@ class Engine:
                 sunk_seconds=waited,
             )
             chosen = plan.lengths
-            self.log.planned(plan.expected_tokens, plan.predicted_seconds, waited)
+            self.log.planned(plan.expected_tokens, plan.predicted_seconds)
         for i, length in zip(has, chosen.tolist(), strict=True):
             lengths[i] = length
         return lengths
@@ -398,6 +398,7 @@ class Engine:
             kept.append((at, new))
             s.computed = w.start + new
             at += size
+            self.log.emitted(s, len(chunk.token_ids))
             chunks.append(chunk)
         self._keep_features(work, kept, output)
         for chunk in chunks:

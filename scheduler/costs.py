@@ -114,9 +114,7 @@ class StepCosts(BaseModel):
             ArgumentError: `n` is negative.
         """
         size = np.asarray(n)
-        work = (
-            _line(self.draft_requests, self.draft_seconds, n) if self.draft_requests else np.zeros(size.shape)
-        )
+        work = _line(self.draft_requests, self.draft_seconds, n) if self.draft_requests else np.zeros(size.shape)
         result = np.where(size > 0, work + self.link_seconds, 0.0)
         return result if isinstance(n, np.ndarray) else float(result)
 
@@ -130,9 +128,7 @@ def _check_table(size_name: str, sizes: tuple[int, ...], time_name: str, times: 
         raise ArgumentError(time_name, f"must be positive and never fall, not {times}")
 
 
-def _staircase(
-    param: str, points: Mapping[int, Sequence[float]]
-) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def _staircase(param: str, points: Mapping[int, Sequence[float]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
     sizes = sorted(points)
     if any(len(points[size]) == 0 for size in sizes):
         raise ArgumentError(param, "has a size without a run")

@@ -74,9 +74,7 @@ def _pooled_temperatures(
     expected = next(iter(sizes.values())) if previous is None else len(previous)
     for replica_id, size in sizes.items():
         if size != expected:
-            raise ArgumentError(
-                "temperatures", f"of replica {replica_id} must have {expected} entries, not {size}"
-            )
+            raise ArgumentError("temperatures", f"of replica {replica_id} must have {expected} entries, not {size}")
     # A temperature is a scale, so the middle of 0.5 and 2 is 1.
     logs = np.log(np.array([report.temperatures for report in fitted], dtype=np.float64))
     pooled = np.exp(np.average(logs, axis=0, weights=[report.temperature_rounds for report in fitted]))

@@ -186,9 +186,7 @@ class SurvivalEstimate:
         Raises:
             ArgumentError: as `conditional_trials`.
         """
-        trials, accepts = conditional_trials(
-            np.atleast_1d(accepted), np.atleast_1d(verified), self.trials.size
-        )
+        trials, accepts = conditional_trials(np.atleast_1d(accepted), np.atleast_1d(verified), self.trials.size)
         fade = self.decay**trials
         return replace(self, trials=self.trials * fade + trials, accepts=self.accepts * fade + accepts)
 

@@ -53,9 +53,7 @@ def _train(options: argparse.Namespace) -> None:
     tables = load_token_tables(options.target)
     saved = load_state(options.out) if (options.out / STATE_FILE).is_file() else None
     if saved is not None and not options.resume:
-        raise DataError(
-            f"{options.out / STATE_FILE} exists: add --resume to go on with it, or choose another --out"
-        )
+        raise DataError(f"{options.out / STATE_FILE} exists: add --resume to go on with it, or choose another --out")
     config = drafter_shape(
         options.target,
         data.meta.target_layer_ids,
@@ -122,9 +120,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> None:
     trainee = restore_trainee(load_state(options.out), load_token_tables(options.target))
     save_drafter(options.drafter, trainee.folded_fusion(), trainee.drafter)
-    print(
-        f"{options.drafter} written; its confidences are to be calibrated next (python -m training calibrate)"
-    )
+    print(f"{options.drafter} written; its confidences are to be calibrated next (python -m training calibrate)")
 
 
 def _calibrate(options: argparse.Namespace) -> None:
@@ -154,13 +150,9 @@ def _parser() -> argparse.ArgumentParser:
             made.add_argument("--held-out", type=int, default=32, help="sequences never trained on")
         return made
 
-    made = command(
-        "train", _train, "train a drafter; evaluates, draws the learning curve and saves on the way"
-    )
+    made = command("train", _train, "train a drafter; evaluates, draws the learning curve and saves on the way")
     made.add_argument("--out", type=Path, required=True, help="folder of the run")
-    made.add_argument(
-        "--resume", action="store_true", help="go on with the run saved in --out, if there is one"
-    )
+    made.add_argument("--resume", action="store_true", help="go on with the run saved in --out, if there is one")
     length = made.add_mutually_exclusive_group(required=True)
     length.add_argument("--minutes", type=float, help="time to train for; the learning rate follows the time")
     length.add_argument("--steps", type=int, help="steps to train for; the learning rate follows the steps")
@@ -173,9 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--window", type=int, default=256, help="context positions that a block sees")
     made.add_argument("--markov-rank", type=int, default=64, help="rank of the Markov head")
     made.add_argument("--draft-vocabulary", type=int, default=8192, help="tokens that can be drafted")
-    made.add_argument(
-        "--mask-token", type=int, default=SMOLLM2_MASK, help="token id in the slots to be drafted"
-    )
+    made.add_argument("--mask-token", type=int, default=SMOLLM2_MASK, help="token id in the slots to be drafted")
     made.add_argument(
         "--always",
         type=int,
@@ -186,17 +176,13 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--evaluate-every", type=int, default=50, help="steps between evaluations")
     made.add_argument("--save-every", type=int, default=50, help="steps between saves")
     made.add_argument("--chunk", type=int, default=512, help="rows of the loss in memory at once")
-    made.add_argument(
-        "--seed", type=int, default=0, help="of the weights, the order of the data, the anchors"
-    )
+    made.add_argument("--seed", type=int, default=0, help="of the weights, the order of the data, the anchors")
 
     made = command("evaluate", _evaluate, "acceptance and greedy agreement on held-out text, by position")
     made.add_argument("--out", type=Path, required=True, help="folder of the run")
     made.add_argument("--anchors", type=int, default=64, help="blocks a sequence")
 
-    made = command(
-        "export", _export, "write a trained drafter as the folder that is served (bf16)", data=False
-    )
+    made = command("export", _export, "write a trained drafter as the folder that is served (bf16)", data=False)
     made.add_argument("--out", type=Path, required=True, help="folder of the run")
     made.add_argument("--drafter", type=Path, default=EXPORTED, help="folder to write")
 

@@ -149,9 +149,7 @@ def attend_shared(keys: Tensor, values: Tensor, visible: Tensor, slots: int) -> 
         rows = (q * size**-0.5).view(sequences, count, slots, key_heads, group, size)
         rows = rows.permute(0, 3, 1, 4, 2, 5).reshape(sequences, key_heads, -1, size)
         row_bias = bias[:, None, :, None, :].expand(-1, -1, -1, group * slots, -1).flatten(2, 3)
-        own_k, own_v = (
-            x.view(sequences, count, slots, key_heads, size).permute(0, 3, 1, 2, 4) for x in (k, v)
-        )
+        own_k, own_v = (x.view(sequences, count, slots, key_heads, size).permute(0, 3, 1, 2, 4) for x in (k, v))
         out = _SharedContextAttention.apply(rows, context_keys, context_values, row_bias, own_k, own_v)
         out = out.view(sequences, key_heads, count, group, slots, size).permute(0, 2, 4, 1, 3, 5)
         return out.reshape(sequences * count, slots, heads, size)

@@ -71,9 +71,7 @@ def draft_rounds(
         passed = torch.cat(
             [
                 _test(drafter, h, before, batch.hidden[0, at], batch.lse[0, at], candidates, generator)
-                for h, before, at in zip(
-                    hidden.split(128), previous.split(128), positions.split(128), strict=True
-                )
+                for h, before, at in zip(hidden.split(128), previous.split(128), positions.split(128), strict=True)
             ]
         )
         verified = blocks.valid[0].sum(-1)

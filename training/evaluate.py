@@ -60,12 +60,8 @@ class HeldOut:
         self._parts = []
         for start in range(0, len(rows), group):
             batch = data.load(rows[start : start + group])
-            blocks = supervise(
-                batch.tokens, batch.mask, sample_anchors(batch.mask, anchors, generator), slots
-            )
-            self._parts.append(
-                _HeldOutPart(batch, blocks, _most_likely(batch.hidden, blocks.positions, head))
-            )
+            blocks = supervise(batch.tokens, batch.mask, sample_anchors(batch.mask, anchors, generator), slots)
+            self._parts.append(_HeldOutPart(batch, blocks, _most_likely(batch.hidden, blocks.positions, head)))
 
     @torch.no_grad()
     def score(self, trainee: Trainee) -> HeldOutScore:
@@ -81,11 +77,7 @@ class HeldOut:
             for start in range(0, len(rows.block), 512):
                 some = slice(start, start + 512)
                 place, teacher = rows.block[some], rows.teacher[some]
-                q = (
-                    drafter.base_logits(hidden[place])
-                    .add_(drafter.markov_bias(rows.previous[some]))
-                    .softmax(-1)
-                )
+                q = drafter.base_logits(hidden[place]).add_(drafter.markov_bias(rows.previous[some])).softmax(-1)
                 p = (drafter.base_logits(teacher_hidden[teacher]) - lse[teacher, None]).exp_()
                 acceptance[place] = torch.minimum(p, q).sum(-1)
                 best[place] = drafter.draft_ids[q.argmax(-1)]

@@ -111,9 +111,7 @@ def generate_shard(
                 mask[b, position] = talk.answering
                 talk.written(int(proposal[b]))
         out = target.forward(
-            StepInput(
-                tokens[:, position].long(), places_of(tables, [position] * batch, [1] * batch), pool, rows
-            )
+            StepInput(tokens[:, position].long(), places_of(tables, [position] * batch, [1] * batch), pool, rows)
         )
         features[:, position] = out.features.half()
         hidden[:, position] = out.hidden.half()
@@ -164,21 +162,15 @@ def write_meta(folder: Path, target: TargetRunner, name: str, length: int) -> No
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m training generate", description=__doc__)
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for the shards; existing ones are kept"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the shards; existing ones are kept")
     parser.add_argument("--target", default="embedded", help="'embedded' or a local Hugging Face folder")
     parser.add_argument("--shards", type=int, default=12, help="how many shards in all")
     parser.add_argument("--batch", type=int, default=128, help="sequences in a shard")
     parser.add_argument("--length", type=int, default=512, help="tokens in a sequence")
     parser.add_argument("--threads", type=int, default=2, help="torch threads")
-    parser.add_argument(
-        "--tokens", type=Path, help="compute the states of this packed token file instead of writing"
-    )
+    parser.add_argument("--tokens", type=Path, help="compute the states of this packed token file instead of writing")
     parser.add_argument("--pack", type=Path, help="afterwards, write all tokens and masks into this .npz")
-    parser.add_argument(
-        "--cache", type=Path, default=Path("~/.cache/dspark-serve").expanduser(), help="cache root"
-    )
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/dspark-serve").expanduser(), help="cache root")
     return parser
 
 

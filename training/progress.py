@@ -65,9 +65,7 @@ def _draw(path: Path, points: list[CurvePoint]) -> None:
     for k in range(len(points[0].acceptance)):
         line = right.plot(steps, [p.acceptance[k] for p in points], label=f"position {k + 1}")
         right.plot(steps, [p.agreement[k] for p in points], ":", color=line[0].get_color())
-    right.plot(
-        steps, [p.training_acceptance for p in points], "--", color="grey", label="position 1, training text"
-    )
+    right.plot(steps, [p.training_acceptance for p in points], "--", color="grey", label="position 1, training text")
     right.set_xlabel("step")
     right.set_title("held-out acceptance (solid), greedy agreement (dotted)")
     right.legend(fontsize=8)

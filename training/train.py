@@ -191,9 +191,7 @@ class Run:
             DataError: if the state is of a drafter of another shape.
         """
         if state["config"] != self.config.model_dump(mode="json"):
-            raise DataError(
-                f"config: the saved run has {state['config']}, this one {self.config.model_dump()}"
-            )
+            raise DataError(f"config: the saved run has {state['config']}, this one {self.config.model_dump()}")
         missing = self.trainee.load_state_dict(state["weights"], strict=False)
         if missing.missing_keys != ["drafter.lm_head.weight"] or missing.unexpected_keys:
             raise DataError(f"weights: {missing}")

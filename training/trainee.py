@@ -30,9 +30,7 @@ class Trainee(nn.Module):
 
     feature_size: Tensor
 
-    def __init__(
-        self, config: DSparkConfig, tables: TokenTables, draft_ids: Tensor, feature_size: Tensor
-    ) -> None:
+    def __init__(self, config: DSparkConfig, tables: TokenTables, draft_ids: Tensor, feature_size: Tensor) -> None:
         super().__init__()
         self.fusion = FeatureFusion(config)
         self.drafter = DSparkDrafter(config, tables.embedding, tables.head_rows(draft_ids), draft_ids)
@@ -47,9 +45,7 @@ class Trainee(nn.Module):
             for name, weight in self.named_parameters():
                 if not weight.requires_grad or name.endswith("norm.weight"):
                     continue
-                if name.endswith(
-                    ("markov_w2.weight", "confidence_head.proj.weight", "confidence_head.proj.bias")
-                ):
+                if name.endswith(("markov_w2.weight", "confidence_head.proj.weight", "confidence_head.proj.bias")):
                     weight.zero_()
                 elif name.endswith("markov_w1.weight"):
                     weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)

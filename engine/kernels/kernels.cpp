@@ -23,18 +23,25 @@ constexpr int kLanes = 8;
 #endif
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef float VecU __attribute__((vector_size(kLanes * 4), aligned(4)));
-typedef uint16_t Half __attribute__((vector_size(kLanes * 2), aligned(2)));
 typedef uint32_t Word __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t WordU __attribute__((vector_size(kLanes * 4), aligned(4)));
 
 constexpr int kPanel = 2 * kLanes;  // outputs of one panel: two vectors
 
 inline Vec load(const float* p) { return *reinterpret_cast<const VecU*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<VecU*>(p) = v; }
-inline Vec load(const uint16_t* p) {  // bfloat16 is the upper half of a float32
-  Word w = __builtin_convertvector(*reinterpret_cast<const Half*>(p), Word) << 16;
-  Vec v;
-  std::memcpy(&v, &w, sizeof(v));
-  return v;
+
+// Both vectors of one line of a panel.
+inline void load_line(const float* p, Vec& w0, Vec& w1) {
+  w0 = load(p);
+  w1 = load(p + kLanes);
+}
+// bfloat16 is the upper half of a float32; a line holds outputs i and i + kLanes side by side in one word.
+inline void load_line(const uint16_t* p, Vec& w0, Vec& w1) {
+  const Word w = *reinterpret_cast<const WordU*>(p);
+  const Word low = w << 16, high = w & 0xffff0000u;
+  std::memcpy(&w0, &low, sizeof(w0));
+  std::memcpy(&w1, &high, sizeof(w1));
 }
 
 // e^x for x <= 0, to about 1 unit in the last place: 2^n * p(r) with r in [-ln2/2, ln2/2].
@@ -64,8 +71,8 @@ void panel_product(const float* x, int64_t ldx, const W* panel, int64_t K, float
   Vec a[R], b[R];
   for (int r = 0; r < R; ++r) a[r] = b[r] = Vec{};
   for (int64_t k = 0; k < K; ++k) {
-    const Vec w0 = load(panel + k * kPanel);
-    const Vec w1 = load(panel + k * kPanel + kLanes);
+    Vec w0, w1;
+    load_line(panel + k * kPanel, w0, w1);
     if (R < 4) __builtin_prefetch(panel + k * kPanel + 2048 / sizeof(W), 0, 0);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -118,7 +125,12 @@ void product(const float* x, int64_t T, int64_t K, const W* packed, int64_t N, f
         if (wide.empty()) {
           rows_product<W>(x + t0 * K, rows, K, panel, to, N, width);
         } else {
-          for (int64_t i = 0; i < K * kPanel; i += kLanes) store(wide.data() + i, load(panel + i));
+          for (int64_t i = 0; i < K * kPanel; i += kPanel) {
+            Vec w0, w1;
+            load_line(panel + i, w0, w1);
+            store(wide.data() + i, w0);
+            store(wide.data() + i + kLanes, w1);
+          }
           rows_product<float>(x + t0 * K, rows, K, wide.data(), to, N, width);
         }
       }
@@ -128,13 +140,16 @@ void product(const float* x, int64_t T, int64_t K, const W* packed, int64_t N, f
 
 }  // namespace
 
-// weight [N, K] bfloat16 or float32 -> the same numbers as panels [ceil(N / P), K, P], zero-padded.
+// weight [N, K] bfloat16 or float32 -> the same numbers as panels [ceil(N / P), K, P], zero-padded. A line of P
+// bfloat16 holds outputs 0, L, 1, L + 1, ... (L lanes), see load_line.
 torch::Tensor pack(torch::Tensor weight) {
   TORCH_CHECK(weight.dim() == 2, "pack takes a matrix, not ", weight.dim(), " dimensions");
   const int64_t N = weight.size(0), K = weight.size(1), panels = (N + kPanel - 1) / kPanel;
   auto padded = torch::zeros({panels * kPanel, K}, weight.options());
   padded.narrow(0, 0, N).copy_(weight);
-  return padded.view({panels, kPanel, K}).transpose(1, 2).contiguous();
+  auto lines = padded.view({panels, kPanel, K}).transpose(1, 2);
+  if (weight.scalar_type() != torch::kBFloat16) return lines.contiguous();
+  return lines.reshape({panels, K, 2, kLanes}).transpose(2, 3).reshape({panels, K, kPanel}).contiguous();
 }
 
 // x [T, K] float32, packed panels of a [N, K] weight, optional bias [N] -> [T, N] float32.

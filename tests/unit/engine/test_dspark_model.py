@@ -66,10 +66,7 @@ def test_the_order_of_context_keys_and_masked_rubbish_do_not_matter() -> None:
     mask[0, 5:7] = False
     for keys, values in context:
         ring.append(
-            tuple(
-                torch.cat((x[order[:5]], torch.full((2, 2, 8), 1e3), x[order[5:]]))[None]
-                for x in (keys, values)
-            )
+            tuple(torch.cat((x[order[:5]], torch.full((2, 2, 8), 1e3), x[order[5:]]))[None] for x in (keys, values))
         )
     torch.testing.assert_close(drafter.backbone(anchor, at, ring, mask), straight, atol=1e-5, rtol=1e-5)
 
@@ -115,9 +112,7 @@ def test_checkpoint_round_trip(tmp_path: Path) -> None:
     for module, original in ((loaded, drafter), (loaded_fusion, fusion)):
         expected = original.state_dict()
         for name, value in module.state_dict().items():
-            assert torch.equal(
-                value, expected[name].to(torch.bfloat16).to(value.dtype) if "lm" not in name else value
-            )
+            assert torch.equal(value, expected[name].to(torch.bfloat16).to(value.dtype) if "lm" not in name else value)
     assert loaded.lm_head.weight.dtype == torch.float32
     assert len(weights_hash(tmp_path)) == 16
     before = weights_hash(tmp_path)
@@ -156,9 +151,7 @@ def test_a_misfit_is_refused_with_both_values(tmp_path: Path) -> None:
         ({"draft_vocab_size": 19}, r"\(20,\).*\(19,\)"),
     ],
 )
-def test_a_config_that_does_not_match_is_refused(
-    tmp_path: Path, change: dict[str, object], message: str
-) -> None:
+def test_a_config_that_does_not_match_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
     save_drafter(tmp_path, *make())
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

@@ -61,9 +61,7 @@ def test_gradients_through_the_shared_context_equal_plain_attention() -> None:
                 for k, v in drafter.context_kv(inputs, torch.arange(LENGTH)[None])
             ]
             places = torch.arange(LENGTH)
-            mask = (places < anchors[0, :, None]) & (
-                places >= anchors[0, :, None] - drafter.config.sliding_window
-            )
+            mask = (places < anchors[0, :, None]) & (places >= anchors[0, :, None] - drafter.config.sliding_window)
             hidden = drafter.backbone(tokens[0, anchors[0]], anchors[0], context, mask)
         (hidden * direction).sum().backward()
         assert inputs.grad is not None

@@ -1,0 +1,207 @@
+"""Bringing the application up on one machine, and down again without leaving a process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.settings import serve_environment, with_environment
+from deployments.settings import AppSettings
+from engine.embedded import resolve_target
+from engine.kernels import load_kernels
+
+READY_TIMEOUT_S = 600.0
+
+
+class Progress:
+    """Steps of the start, with the seconds each took; on a terminal the current one counts."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Show a step while it lasts."""
+        began, done = time.monotonic(), threading.Event()
+
+        def count() -> None:
+            while not done.wait(1.0):
+                print(f"\r  {name} ... {time.monotonic() - began:.0f} s", end="", flush=True)
+
+        counter = threading.Thread(target=count, daemon=True)
+        if sys.stdout.isatty():
+            counter.start()
+        else:
+            print(f"  {name} ...", flush=True)
+        try:
+            yield
+        finally:
+            done.set()
+            if counter.is_alive():
+                counter.join()
+            start = "\r" if sys.stdout.isatty() else ""
+            print(f"{start}  {name}: {time.monotonic() - began:.1f} s      ", flush=True)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._began
+
+
+def load_config(path: Path, model: str | None, drafter: str | None, port: int | None) -> dict[str, Any]:
+    """A Serve config with what the command line says laid over it.
+
+    Raises:
+        ValueError: the file has not exactly one application, or its settings do not hold.
+    """
+    config: dict[str, Any] = yaml.safe_load(path.read_text())
+    if len(config.get("applications", [])) != 1:
+        raise ValueError(f"{path} must have exactly one application")
+    args = config["applications"][0].setdefault("args", {})
+    if model is not None:
+        args.setdefault("engine", {})["target"] = model
+        args["model_name"] = Path(model).name
+    if drafter is not None:
+        args.setdefault("drafting", {})["checkpoint"] = drafter
+    if port is not None:
+        config.setdefault("http_options", {})["port"] = port
+    settings = with_environment(AppSettings.model_validate(args))
+    config["applications"][0]["args"] = settings.model_dump(mode="json")
+    config.setdefault("http_options", {})["host"] = settings.host
+    return config
+
+
+@contextlib.contextmanager
+def local_ray(cpus: int | None = None) -> Iterator[None]:
+    """A Ray of our own on this machine, with nothing left behind."""
+    os.environ.update({name: value for name, value in serve_environment().items() if name not in os.environ})
+    import ray
+
+    root = Path(__file__).resolve().parent.parent
+    ray.init(
+        address="local",
+        num_cpus=cpus or max(4, os.cpu_count() or 1),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        # Replicas import the project from where this process did.
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}},
+    )
+    try:
+        yield
+    finally:
+        from ray import serve
+
+        with contextlib.suppress(Exception):  # a Ray that has died already has nothing left to shut down
+            serve.shutdown()
+        ray.shutdown()
+
+
+def deploy(config: dict[str, Any]) -> None:
+    """Run the application of a Serve config on the running Ray; returns before it is healthy."""
+    from ray import serve
+
+    from cluster.app import build
+
+    (application,) = config["applications"]
+    serve.start(
+        proxy_location=config.get("proxy_location", "HeadOnly"),
+        http_options=config["http_options"],
+        logging_config=config.get("logging_config"),
+    )
+    serve.run(
+        build(application["args"]),
+        name=application["name"],
+        route_prefix=application["route_prefix"],
+        blocking=False,
+        _blocking=False,
+    )
+
+
+def wait_until_healthy(url: str, timeout: float) -> None:
+    """Poll /health until it answers 200.
+
+    Raises:
+        TimeoutError: it did not within `timeout` seconds; says what the application's state is.
+    """
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5.0) as response:
+                if response.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            pass
+        failed = failed_deployments()
+        if failed:
+            raise RuntimeError(failed)
+        time.sleep(0.25)
+    raise TimeoutError(f"not healthy after {timeout:.0f} s: {status_text()}")
+
+
+def failed_deployments() -> str:
+    """What Serve says of an application that cannot be deployed, or an empty string."""
+    from ray import serve
+
+    for name, application in serve.status().applications.items():
+        if application.status.value == "DEPLOY_FAILED":
+            parts = [f"{d}: {s.message}" for d, s in application.deployments.items() if s.message]
+            return f"{name}: {application.message}\n" + "\n".join(parts)
+    return ""
+
+
+def status_text() -> str:
+    """One line a deployment."""
+    from ray import serve
+
+    return "; ".join(
+        f"{name}/{d} {s.status.value} {s.message}"
+        for name, application in serve.status().applications.items()
+        for d, s in application.deployments.items()
+    )
+
+
+def serve_until_interrupted(path: Path, model: str | None, drafter: str | None, port: int | None) -> int:
+    """`python -m cluster serve`: up, a line to try, wait for Ctrl-C (or SIGTERM), down."""
+    progress = Progress()
+    config = load_config(path, model, drafter, port)
+    settings = AppSettings.model_validate(config["applications"][0]["args"])
+    # A terminal's Ctrl-C goes to every process in the foreground group: keep Ray's out of it.
+    interrupted = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: interrupted.set())
+    with progress.step("target model"):
+        resolve_target(settings.engine.target, settings.cache_root)
+    if settings.engine.device == "cpu":
+        with progress.step("CPU kernels"):
+            load_kernels()
+    url = f"http://{settings.host}:{config['http_options']['port']}"
+    with contextlib.ExitStack() as stack:
+        with progress.step("local Ray"):
+            stack.enter_context(local_ray())
+        with progress.step("gateway, verifier, drafter, controller"):
+            deploy(config)
+            wait_until_healthy(url, READY_TIMEOUT_S)
+        print(
+            f"\nReady after {progress.elapsed:.0f} s: {url}/v1   (Ctrl-C stops everything)\n\n"
+            f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '"
+            f'{{"model": "{settings.model_name}", "stream": true, "messages": '
+            '[{"role": "user", "content": "What is the capital of France?"}]}\'\n',
+            flush=True,
+        )
+        interrupted.wait()
+        print("\nstopping ...", flush=True)
+    print("stopped.", flush=True)
+    return 0

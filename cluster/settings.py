@@ -1,0 +1,44 @@
+"""The only place that reads or writes environment variables."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from deployments.settings import AppSettings
+
+PREFIX = "DSPARK_"
+
+
+def with_environment(settings: AppSettings) -> AppSettings:
+    """Settings with DSPARK_CACHE, DSPARK_MODEL_NAME, DSPARK_HOST and DSPARK_KEYS (JSON) laid over them."""
+    update: dict[str, object] = {}
+    for name in ("cache", "model_name", "host", "keys"):
+        value = os.environ.get(PREFIX + name.upper())
+        if value is not None:
+            update[name] = json.loads(value) if name == "keys" else value
+    return AppSettings.model_validate({**settings.model_dump(), **update}) if update else settings
+
+
+def process_environment(threads: int) -> dict[str, str]:
+    """Variables of a replica's process.
+
+    Ray gives an actor one OpenMP thread unless told otherwise. Verifier and drafter take turns on the same cores,
+    so a waiting thread spins only as long as a gap between two operations, then sleeps.
+    """
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "GOMP_SPINCOUNT": "20000",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+
+
+def serve_environment() -> dict[str, str]:
+    """Variables that Ray itself must find when it starts on one machine."""
+    return {
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
