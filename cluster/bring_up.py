@@ -110,7 +110,11 @@ def local_ray(cpus: int | None = None) -> Iterator[None]:
 
 
 def deploy(config: dict[str, Any]) -> None:
-    """Run the application of a Serve config on the running Ray; returns before it is healthy."""
+    """Run the application of a Serve config on the running Ray, until Serve calls it running.
+
+    Raises:
+        RuntimeError: a deployment could not be started; says which and why.
+    """
     from ray import serve
 
     from cluster.app import build
@@ -125,8 +129,6 @@ def deploy(config: dict[str, Any]) -> None:
         build(application["args"]),
         name=application["name"],
         route_prefix=application["route_prefix"],
-        blocking=False,
-        _blocking=False,
     )
 
 
@@ -144,22 +146,8 @@ def wait_until_healthy(url: str, timeout: float) -> None:
                     return
         except (urllib.error.URLError, OSError):
             pass
-        failed = failed_deployments()
-        if failed:
-            raise RuntimeError(failed)
         time.sleep(0.25)
     raise TimeoutError(f"not healthy after {timeout:.0f} s: {status_text()}")
-
-
-def failed_deployments() -> str:
-    """What Serve says of an application that cannot be deployed, or an empty string."""
-    from ray import serve
-
-    for name, application in serve.status().applications.items():
-        if application.status.value == "DEPLOY_FAILED":
-            parts = [f"{d}: {s.message}" for d, s in application.deployments.items() if s.message]
-            return f"{name}: {application.message}\n" + "\n".join(parts)
-    return ""
 
 
 def status_text() -> str:

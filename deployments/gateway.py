@@ -72,11 +72,13 @@ class VerifierSource:
             await choosing.__aexit__(None, None, None)
 
     async def health(self) -> None:
-        """Raises UnavailableError unless a verifier answers."""
+        """Raises UnavailableError unless a verifier answers that it takes requests."""
         try:
-            await asyncio.wait_for(self._verifier.state.remote(), 5.0)
+            state = await asyncio.wait_for(self._verifier.state.remote(), 5.0)
         except (TimeoutError, RayError) as error:
             raise UnavailableError(f"no verifier answers: {error!r}") from error
+        if not state["ready"]:
+            raise UnavailableError("the verifier is still measuring what its steps cost")
 
 
 async def _chunks(session: Any, queue: asyncio.Queue[TokenChunk]) -> AsyncGenerator[TokenChunk, None]:

@@ -96,6 +96,7 @@ class Verifier:
         address = self._link.address
         return {
             "identity": self._identity,
+            "ready": self._ready.is_set(),
             "load": engine.load(),
             "free_pages": engine.pool.free,
             "pages": engine.pool.pages,

@@ -63,7 +63,7 @@ class VerifierMetrics:
             ("dspark:verifiers_without_drafter", "verifiers that have no drafter now", self._without("drafter")),
             (
                 "dspark:verifiers_unprofiled",
-                "verifiers without step costs: nothing is trimmed",
+                "verifiers without step costs: no trimming",
                 self._sum("unprofiled"),
             ),
             (

@@ -146,7 +146,9 @@ class Engine:
                 f"{self.max_context} tokens",
                 "max_tokens",
             )
-        features = FeatureTail(self._draft.window, self._target.hidden_size) if self._draft else None
+        features = None
+        if self._draft is not None and request.speculation and self._settings.verify_length != 0:
+            features = FeatureTail(self._draft.window, self._target.hidden_size)
         sequence = Sequence(request, self._numbers, TextStream(self._tokenizer, params.stop), features)
         if sequence.pages_wanted > self.pool.pages:
             raise RequestError(
@@ -442,7 +444,7 @@ class Engine:
 
     def _keep_features(self, work: list[_Work], kept: list[tuple[int, int]], output: StepOutput) -> None:
         """Fuse the features of committed positions and append them to their sequences."""
-        if self._draft is None or self._settings.verify_length == 0:
+        if self._draft is None:
             return
         wanted = [
             (w.sequence, at, count)
@@ -513,7 +515,7 @@ class Engine:
 
     def _choose(self, decoding: list[Sequence]) -> list[Sequence]:
         """Who is drafted next."""
-        eligible = [s.request.speculation and s.remaining > 1 for s in decoding]
+        eligible = [s.features is not None and s.remaining > 1 for s in decoding]
         if self._settings.verify_length is not None:
             return [s for s, may in zip(decoding, eligible, strict=True) if may]
         if not any(eligible):

@@ -28,9 +28,7 @@ def confidences(block):
 
 
 def early_stopping(block):
-    plan = plan_prefixes(
-        survival(confidences(block)), [1.0], COSTS, base_tokens=1, base_value=1.0, limits=[2]
-    )
+    plan = plan_prefixes(survival(confidences(block)), [1.0], COSTS, base_tokens=1, base_value=1.0, limits=[2])
     return int(plan.lengths[0])
 
 

@@ -125,9 +125,7 @@ def test_paris(target_path: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(target_path)
     model = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.float32)
-    assert all(torch.equal(p, p.bfloat16().float()) for p in model.parameters()), (
-        "the weights are bf16 values"
-    )
+    assert all(torch.equal(p, p.bfloat16().float()) for p in model.parameters()), "the weights are bf16 values"
     prompt = tokenizer("The capital of France is", return_tensors="pt")
     out = model.generate(**prompt, max_new_tokens=2, do_sample=False)
     assert tokenizer.decode(out[0, prompt.input_ids.shape[1] :]).startswith(" Paris")

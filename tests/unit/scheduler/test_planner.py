@@ -10,13 +10,9 @@ STEEP = StepCosts(tokens=(1, 2), seconds=(1.0, 2.0))  # a token more costs as mu
 FLAT = StepCosts(tokens=(1, 1000), seconds=(1.0, 1.0))
 
 
-def obvious_algorithm_1(
-    a, weights, costs, *, base_tokens, base_value, limits, sunk_seconds=0.0, max_draft_tokens=None
-):
+def obvious_algorithm_1(a, weights, costs, *, base_tokens, base_value, limits, sunk_seconds=0.0, max_draft_tokens=None):
     """Algorithm 1 as one would write it down, a position at a time."""
-    waiting = [
-        (-weights[r] * a[r][j], j, r) for r in range(len(a)) for j in range(len(a[r])) if j < limits[r]
-    ]
+    waiting = [(-weights[r] * a[r][j], j, r) for r in range(len(a)) for j in range(len(a[r])) if j < limits[r]]
     waiting.sort()
     lengths = [0] * len(a)
     admitted, value, expected = 0, base_value, 0.0
@@ -25,9 +21,7 @@ def obvious_algorithm_1(
         if max_draft_tokens is not None and admitted == max_draft_tokens:
             break
         if costs is not None:
-            theta = (value - negative_gain) / (
-                sunk_seconds + costs.verify_seconds(base_tokens + admitted + 1)
-            )
+            theta = (value - negative_gain) / (sunk_seconds + costs.verify_seconds(base_tokens + admitted + 1))
             if theta <= best:
                 break
             best = theta

@@ -6,9 +6,7 @@ from scheduler.survival import survival
 
 
 def test_is_the_running_product():
-    np.testing.assert_allclose(
-        survival([[0.5, 0.5, 1.0], [1.0, 0.9, 0.0]]), [[0.5, 0.25, 0.25], [1.0, 0.9, 0.0]]
-    )
+    np.testing.assert_allclose(survival([[0.5, 0.5, 1.0], [1.0, 0.9, 0.0]]), [[0.5, 0.25, 0.25], [1.0, 0.9, 0.0]])
 
 
 def test_no_requests_and_one_position():
@@ -17,15 +15,11 @@ def test_no_requests_and_one_position():
 
 
 def test_nan_counts_as_zero_and_ends_the_prefix():
-    np.testing.assert_array_equal(
-        survival([[0.5, np.nan, 1.0], [np.nan, 1.0, 1.0]]), [[0.5, 0, 0], [0, 0, 0]]
-    )
+    np.testing.assert_array_equal(survival([[0.5, np.nan, 1.0], [np.nan, 1.0, 1.0]]), [[0.5, 0, 0], [0, 0, 0]])
 
 
 def test_confidences_are_clipped():
-    np.testing.assert_array_equal(
-        survival([[1.5, np.inf, 0.5], [-0.1, 1.0, -np.inf]]), [[1, 1, 0.5], [0, 0, 0]]
-    )
+    np.testing.assert_array_equal(survival([[1.5, np.inf, 0.5], [-0.1, 1.0, -np.inf]]), [[1, 1, 0.5], [0, 0, 0]])
 
 
 def test_float32_becomes_float64_and_never_rises():

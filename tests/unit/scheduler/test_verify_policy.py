@@ -128,9 +128,9 @@ def test_temperatures_are_pooled_by_rounds_in_log_space():
     small_move = next_policy(POLICY, [report("a", (1.01, 2.02), 9)], DEFAULT_TIERS, 1.0)
     assert (small_move.version, small_move.temperatures) == (3, POLICY.temperatures)
     untold = POLICY.model_copy(update={"temperatures": None})
-    assert next_policy(
-        untold, [report("a", (1.0, 3.0), 9)], DEFAULT_TIERS, 1.0
-    ).temperatures == pytest.approx((1.0, 3.0))
+    assert next_policy(untold, [report("a", (1.0, 3.0), 9)], DEFAULT_TIERS, 1.0).temperatures == pytest.approx(
+        (1.0, 3.0)
+    )
 
 
 def test_a_policy_made_from_a_safe_default_expires():
