@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-CPU_CONFIG = Path(__file__).parent / "serve" / "cpu.yaml"
+from cluster.bring_up import CPU_CONFIG, serve_until_interrupted
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,8 +27,6 @@ def main(arguments: list[str] | None = None) -> int:
         made = generate_key()
         print(f"key (shown once): {made}\nsettings:\n  keys:\n    {key_digest(made)}: [{', '.join(options.tiers)}]")
         return 0
-    from cluster.bring_up import serve_until_interrupted
-
     return serve_until_interrupted(options.config, options.model, options.drafter, options.port)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 from deployments.draft_server import DraftServer
@@ -29,12 +30,13 @@ class Drafter:
         logger.info("drafter %s listens on %s", self._weights, self._server.endpoint)
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Where this replica listens; delivered to verifiers with the list of replicas."""
+        """Where this replica listens, and its process; delivered to verifiers with the list of replicas."""
         return {
             "endpoint": self._server.endpoint,
             "public_key": self._server.public_key,
             "weights": self._weights,
             "block_size": self._block_size,
+            "pid": os.getpid(),
         }
 
     async def open_link(self, public_key: str) -> str:

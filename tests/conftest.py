@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from running_app import running_app
 
 from engine.embedded import embedded_target
+
+__all__ = ["running_app"]
 
 CACHE = Path("~/.cache/dspark-serve").expanduser()
 

@@ -114,9 +114,5 @@ KINDS: tuple[tuple[float, Callable[[random.Random], str], bool], ...] = (
 
 def user_turn(rng: random.Random) -> tuple[str, bool]:
     """The opening of a user turn, and whether it is complete (else the target writes the rest)."""
-    draw = rng.random()
-    for share, opening, complete in KINDS:
-        draw -= share
-        if draw < 0:
-            break
+    ((_, opening, complete),) = rng.choices(KINDS, weights=[share for share, _, _ in KINDS])
     return opening(rng), complete
