@@ -41,7 +41,7 @@ class Verifier:
         controller: handle of the controller deployment.
     """
 
-    def __init__(self, settings: AppSettings, drafter: Any, controller: Any) -> None:
+    async def __init__(self, settings: AppSettings, drafter: Any, controller: Any) -> None:
         self._settings = settings
         self._drafter = drafter
         self._controller = controller
@@ -58,7 +58,7 @@ class Verifier:
         self._target = side.target
         self._steps = StepThread(engine, TokenOutbox(self._keys))
         self._opened: str | None = None
-        loop = asyncio.get_event_loop()
+        loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._tasks = [loop.create_task(self._keep_drafter()), loop.create_task(self._keep_policy())]
 

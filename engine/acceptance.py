@@ -57,8 +57,8 @@ def accept_by_rejection(
             continue
         inside = (q_ids[k] >= 0) & (q_ids[k] < vocabulary)
         residual = p[k].double()
-        ids = torch.from_numpy(q_ids[k][inside]).long()
-        residual.index_add_(0, ids, -torch.from_numpy(q_probs[k][inside]).double())
+        ids = torch.from_numpy(q_ids[k][inside]).long().to(p.device)
+        residual.index_add_(0, ids, -torch.from_numpy(q_probs[k][inside]).double().to(p.device))
         residual.clamp_(min=0.0)
         # Nothing is left where p = q up to rounding; there a refusal has probability 0 up to rounding.
         return [*drafted[:k], sample_weights(residual if float(residual.sum()) > 0.0 else p[k], sample(k))]

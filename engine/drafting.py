@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -81,8 +81,9 @@ class DraftEngine:
         self._window = config.sliding_window
         self._clock = clock
         shape = (max_contexts, self._window, config.num_key_value_heads, config.head_dim)
-        self._keys = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
-        self._values = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
+        self._device = model.embedding.device
+        self._keys = [torch.zeros(shape, device=self._device) for _ in range(config.num_hidden_layers)]
+        self._values = [torch.zeros(shape, device=self._device) for _ in range(config.num_hidden_layers)]
         self._contexts: OrderedDict[tuple[str, int], _Context] = OrderedDict()
         self._free = list(range(max_contexts))
         self._draft_ids = model.draft_ids
@@ -106,6 +107,9 @@ class DraftEngine:
         context = self._contexts.pop(key, None)
         if context is not None:
             self._free.append(context.slot)
+
+    def _tensor(self, array: np.typing.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
 
     def _context(self, key: tuple[str, int]) -> _Context:
         context = self._contexts.get(key)
@@ -166,8 +170,8 @@ class DraftEngine:
             slot = np.concatenate([np.full(n, s) for s, _, _, n in taken])
             position = np.concatenate([np.arange(p, p + n) for _, p, _, n in taken])
             row = np.concatenate([np.arange(r, r + n) for _, _, r, n in taken])
-            features = torch.from_numpy(batch.features[row].astype(np.float32))
-            at_slot, at_position = torch.from_numpy(slot), torch.from_numpy(position)
+            features = self._tensor(batch.features[row].astype(np.float32))
+            at_slot, at_position = self._tensor(slot), self._tensor(position)
             for layer, (k, v) in enumerate(self._model.context_kv(features, at_position)):
                 self._keys[layer][at_slot, at_position % self._window] = k
                 self._values[layer][at_slot, at_position % self._window] = v
@@ -183,36 +187,38 @@ class DraftEngine:
         if count == 0:
             return Blocks(tokens, confidence, q_ids, q_probs)
         contexts = [self._contexts[(owner, int(n))] for n in batch.sequence[rows]]
-        slots = torch.tensor([c.slot for c in contexts])
-        held = torch.tensor([min(c.end - c.start, self._window) for c in contexts])
-        columns = min(self._window, -(-int(held.max()) // 32) * 32)
+        counts = np.array([min(c.end - c.start, self._window) for c in contexts])
+        columns = min(self._window, -(-int(counts.max()) // 32) * 32)
+        slots, held = self._tensor(np.array([c.slot for c in contexts])), self._tensor(counts)
         # Positions start..end-1 lie at (position % window): from `start` on if few, everywhere if many.
-        first = torch.tensor([c.start % self._window if c.end - c.start < self._window else 0 for c in contexts])
-        at = (first[:, None] + torch.arange(columns)) % self._window
-        mask = torch.arange(columns) < held[:, None]
+        first = self._tensor(
+            np.array([c.start % self._window if c.end - c.start < self._window else 0 for c in contexts])
+        )
+        at = (first[:, None] + torch.arange(columns, device=self._device)) % self._window
+        mask = torch.arange(columns, device=self._device) < held[:, None]
         where = slots[:, None]
         context = [(k_[where, at], v_[where, at]) for k_, v_ in zip(self._keys, self._values, strict=True)]
-        anchor = torch.from_numpy(batch.anchor[rows].astype(np.int64))
-        position = torch.from_numpy(batch.committed[rows].astype(np.int64)) - 1
+        anchor = self._tensor(batch.anchor[rows].astype(np.int64))
+        position = self._tensor(batch.committed[rows].astype(np.int64)) - 1
         hidden = self._model.backbone(anchor, position, context, mask)
         logits = self._model.base_logits(hidden)
         previous = anchor
-        temperature = torch.from_numpy(batch.temperature[rows])
+        temperature = self._tensor(batch.temperature[rows])
         has_head = self._model.confidence_head is not None
         for slot in range(gamma):
             scores = logits[:, slot] + self._model.markov_bias(previous)
             top, local = scores.topk(k)
             ids = self._draft_ids[local]
             q = torch.softmax(top / temperature.clamp(min=1e-6)[:, None], dim=-1)
-            q[temperature == 0] = torch.eye(1, k)
+            q[temperature == 0] = torch.eye(1, k, device=self._device)
             if has_head:
-                confidence[:, slot] = self._model.confidence_logits(hidden[:, slot], previous).numpy()
+                confidence[:, slot] = self._model.confidence_logits(hidden[:, slot], previous).cpu().numpy()
             else:  # a function of q alone, never of the token drawn
-                confidence[:, slot] = torch.logit(q.max(-1).values.clamp(1e-4, 1 - 1e-4)).numpy()
-            q_ids[:, slot], q_probs[:, slot] = ids.numpy(), q.numpy()
+                confidence[:, slot] = torch.logit(q.max(-1).values.clamp(1e-4, 1 - 1e-4)).cpu().numpy()
+            q_ids[:, slot], q_probs[:, slot] = ids.cpu().numpy(), q.cpu().numpy()
             picked = _choose(q_ids[:, slot], q_probs[:, slot], batch, rows, slot)
             tokens[:, slot] = np.take_along_axis(q_ids[:, slot], picked[:, None], 1)[:, 0]
-            previous = torch.from_numpy(tokens[:, slot].astype(np.int64))
+            previous = self._tensor(tokens[:, slot].astype(np.int64))
         return Blocks(tokens, confidence, q_ids, q_probs)
 
 
@@ -228,4 +234,5 @@ def _choose(q_ids: I32, q_probs: F32, batch: DraftBatch, rows: I64, slot: int) -
             scores = np.log(q_probs[i].astype(np.float64))
         picked[i] = int(np.argmax(scores + gumbel(int(batch.key[rows[i]]), position, q_ids[i])))
     picked[batch.temperature[rows] == 0] = 0
-    return picked.astype(np.int64)
+    chosen: I64 = picked.astype(np.int64)
+    return chosen

@@ -455,7 +455,7 @@ class Engine:
             return
         rows = torch.cat([torch.arange(at, at + count) for _, at, count in wanted])
         with torch.inference_mode():
-            fused = self._draft.fusion(output.features[rows].float()).half().numpy()
+            fused = self._draft.fusion(output.features[rows.to(output.features.device)].float()).half().cpu().numpy()
         done = 0
         for s, _, count in wanted:
             assert s.features is not None

@@ -69,6 +69,7 @@ def load_target_side(engine: EngineSettings, drafter: DrafterSettings, cache: Pa
     target = TargetRunner.load(path, config.target_layer_ids, getattr(torch, engine.dtype), engine.device)
     check_fits_target(config, target.hidden_size, target.vocab_size, target.config.num_hidden_layers)
     fusion = load_fusion(folder)
+    fusion.to(engine.device)
     if target.compiled:
         pack_linears(fusion)
     gamma = block_size(drafter)
@@ -93,6 +94,7 @@ def load_draft_engine(engine: EngineSettings, drafter: DrafterSettings, cache: P
     if drafter.block_size is not None:
         # Slots differ only in their position: a model trained on blocks of one size runs on others.
         model.config = model.config.model_copy(update={"block_size": drafter.block_size})
+    model.to(drafter.device)
     pack_linears(model)
     drafting = DraftEngine(model, weights_hash(folder), drafter.candidates, drafter.max_contexts)
     if drafter.kind != "replay":

@@ -50,6 +50,7 @@ class DrafterSettings(BaseModel):
         block_size: draft tokens a block; None takes the checkpoint's.
         candidates: K, size of the truncated proposal.
         max_contexts: most sequences whose context is held; the least recently used one goes first.
+        device: of the drafter.
         threads: torch threads of the drafter.
     """
 
@@ -62,4 +63,5 @@ class DrafterSettings(BaseModel):
     block_size: int | None = Field(default=None, ge=1)
     candidates: int = Field(default=32, ge=1)
     max_contexts: int = Field(default=256, ge=1)
+    device: str = "cpu"
     threads: int = Field(default=2, ge=1)

@@ -134,7 +134,8 @@ class TargetRunner:
         """The model in a Hugging Face folder, with weights in `dtype`."""
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=None).to(device)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        model.to(device)
         return cls(model, feature_layers)
 
     @property
@@ -169,12 +170,12 @@ class TargetRunner:
             step=step,
             kernels=self._kernels,
         )
-        hidden = out.last_hidden_state[0][step.logit_rows]
+        hidden = out.last_hidden_state[0][step.logit_rows.to(self._device)]
         logits = self._model.lm_head(hidden).float()
         soft_cap = getattr(self.config, "final_logit_softcapping", None)
         if soft_cap is not None:
             logits = torch.tanh(logits / soft_cap) * soft_cap
-        features = torch.cat(self._captured, dim=-1) if self._captured else torch.empty(len(step.tokens), 0)
+        features = torch.cat(self._captured, dim=-1) if self._captured else hidden.new_empty(len(step.tokens), 0)
         self._captured = []
         return StepOutput(logits, hidden.float(), features)
 

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 #include <vector>
 
 namespace {
@@ -112,27 +111,13 @@ void rows_product(const float* x, int64_t T, int64_t K, const W* panel, float* y
 template <typename W>
 void product(const float* x, int64_t T, int64_t K, const W* packed, int64_t N, float* y) {
   const int64_t panels = (N + kPanel - 1) / kPanel;
-  constexpr int64_t kRows = 96;     // rows that stay in the cache while a thread's panels pass over them
-  constexpr int64_t kWidenAt = 12;  // from here on it pays to widen a panel once instead of for every few rows
+  constexpr int64_t kRows = 96;  // rows that stay in the cache while a thread's panels pass over them
   at::parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> wide(std::is_same<W, float>::value || T < kWidenAt ? 0 : K * kPanel);
     for (int64_t t0 = 0; t0 < T; t0 += kRows) {
       const int64_t rows = std::min<int64_t>(kRows, T - t0);
       for (int64_t p = begin; p < end; ++p) {
         const int64_t width = std::min<int64_t>(kPanel, N - p * kPanel);
-        const W* panel = packed + p * K * kPanel;
-        float* to = y + t0 * N + p * kPanel;
-        if (wide.empty()) {
-          rows_product<W>(x + t0 * K, rows, K, panel, to, N, width);
-        } else {
-          for (int64_t i = 0; i < K * kPanel; i += kPanel) {
-            Vec w0, w1;
-            load_line(panel + i, w0, w1);
-            store(wide.data() + i, w0);
-            store(wide.data() + i + kLanes, w1);
-          }
-          rows_product<float>(x + t0 * K, rows, K, wide.data(), to, N, width);
-        }
+        rows_product<W>(x + t0 * K, rows, K, packed + p * K * kPanel, y + t0 * N + p * kPanel, N, width);
       }
     }
   });
