@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 import urllib.error
@@ -17,48 +16,12 @@ from typing import Any
 
 import yaml
 
-from cluster.settings import serve_environment, with_environment
+from cluster.settings import python_path, set_serve_environment, with_environment
+from deployments.preparation import announced, prepare_kernels, prepare_target
 from deployments.settings import AppSettings
-from engine.embedded import resolve_target
-from engine.kernels import load_kernels
 
 CPU_CONFIG = Path(__file__).parent / "serve" / "cpu.yaml"
 READY_TIMEOUT_S = 600.0
-
-
-class Progress:
-    """Steps of the start, with the seconds each took; on a terminal the current one counts."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    @contextlib.contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Show a step while it lasts."""
-        began, done = time.monotonic(), threading.Event()
-
-        def count() -> None:
-            while not done.wait(1.0):
-                print(f"\r  {name} ... {time.monotonic() - began:.0f} s", end="", flush=True)
-
-        counter = threading.Thread(target=count, daemon=True)
-        if sys.stdout.isatty():
-            counter.start()
-        else:
-            print(f"  {name} ...", flush=True)
-        try:
-            yield
-        finally:
-            done.set()
-            if counter.is_alive():
-                counter.join()
-            start = "\r" if sys.stdout.isatty() else ""
-            print(f"{start}  {name}: {time.monotonic() - began:.1f} s      ", flush=True)
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._began
 
 
 def load_config(path: Path, model: str | None, drafter: str | None, port: int | None) -> dict[str, Any]:
@@ -87,10 +50,9 @@ def load_config(path: Path, model: str | None, drafter: str | None, port: int | 
 @contextlib.contextmanager
 def local_ray(cpus: int | None = None) -> Iterator[None]:
     """A Ray of our own on this machine, with nothing left behind."""
-    os.environ.update({name: value for name, value in serve_environment().items() if name not in os.environ})
+    set_serve_environment()
     import ray
 
-    root = Path(__file__).resolve().parent.parent
     ray.init(
         address="local",
         num_cpus=cpus or max(4, os.cpu_count() or 1),
@@ -98,7 +60,7 @@ def local_ray(cpus: int | None = None) -> Iterator[None]:
         log_to_driver=False,
         logging_level=logging.WARNING,
         # Replicas import the project from where this process did.
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}},
+        runtime_env={"env_vars": {"PYTHONPATH": python_path(Path(__file__).resolve().parent.parent)}},
     )
     try:
         yield
@@ -153,27 +115,26 @@ def wait_until_healthy(url: str, timeout: float) -> None:
 
 def serve_until_interrupted(path: Path, model: str | None, drafter: str | None, port: int | None) -> int:
     """`python -m cluster serve`: up, a line to try, wait for Ctrl-C (or SIGTERM), down."""
-    progress = Progress()
+    began = time.monotonic()
     config = load_config(path, model, drafter, port)
     settings = AppSettings.model_validate(config["applications"][0]["args"])
     # A terminal's Ctrl-C goes to every process in the foreground group: keep Ray's out of it.
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
-    with progress.step("target model"):
-        resolve_target(settings.engine.target, settings.cache_root)
-    if settings.engine.device == "cpu":
-        with progress.step("CPU kernels"):
-            load_kernels()
+    with announced("target model"):
+        prepare_target(settings)
+    with announced("CPU kernels"):
+        prepare_kernels(settings)
     url = f"http://{settings.host}:{config['http_options']['port']}"
     with contextlib.ExitStack() as stack:
-        with progress.step("local Ray"):
+        with announced("local Ray"):
             stack.enter_context(local_ray())
-        with progress.step("gateway, verifier, drafter, controller"):
+        with announced("gateway, verifier, drafter, controller"):
             deploy(config)
             wait_until_healthy(url, READY_TIMEOUT_S)
         print(
-            f"\nReady after {progress.elapsed:.0f} s: {url}/v1   (Ctrl-C stops everything)\n\n"
+            f"\nReady after {time.monotonic() - began:.0f} s: {url}/v1   (Ctrl-C stops everything)\n\n"
             f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '"
             f'{{"model": "{settings.model_name}", "stream": true, "messages": '
             '[{"role": "user", "content": "What is the capital of France?"}]}\'\n',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 from deployments.settings import AppSettings
 
@@ -35,10 +36,13 @@ def process_environment(threads: int) -> dict[str, str]:
     }
 
 
-def serve_environment() -> dict[str, str]:
-    """Variables that Ray itself must find when it starts on one machine."""
-    return {
-        "RAY_SERVE_LOG_TO_STDERR": "0",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
+def set_serve_environment() -> None:
+    """Set what Ray itself must find when it starts on one machine; what the user has set stays."""
+    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def python_path(first: Path) -> str:
+    """PYTHONPATH with a folder put in front."""
+    return os.pathsep.join([str(first), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from engine.checkpoint import check_fits_target, load_drafter, load_fusion, read
 from engine.drafters.config import DSparkConfig
 from engine.drafting import DraftEngine, Drafter
 from engine.embedded import resolve_target
+from engine.kernels.build import processor
 from engine.kernels.linear import pack_linears
 from engine.settings import DrafterSettings, EngineSettings
 from engine.target import TargetRunner
@@ -118,16 +118,7 @@ def profile_key(engine: EngineSettings, drafter: DrafterSettings, weights: str) 
         drafter.kind,
         str(block_size(drafter)),
         str(drafter.threads),
-        platform.machine(),
-        _processor_name(),
+        processor(),
         torch.__version__,
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith("model name")), "")

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.machinery
+import importlib.util
 import logging
+import os
 import platform
 import shutil
-import sys
-import time
+import subprocess
+import sysconfig
 from functools import cache
 from pathlib import Path
 from typing import Protocol, cast
 
 import torch
 
+from engine.progress import announced
+
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp")
+FOLDER = Path("~/.cache/dspark-serve/kernels").expanduser()
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-std=c++20", "-fPIC", "-shared")
 
 
 class CompiledKernels(Protocol):
@@ -51,13 +57,43 @@ class CompiledKernels(Protocol):
     ) -> torch.Tensor: ...
 
 
-def _processor() -> str:
-    """Name and abilities of the processor: a build for one must not be loaded on another."""
+def processor() -> str:
+    """Name and abilities of the processor: a build or a measurement on one must not be used on another."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
+
+
+def _build(compiler: str, name: str, library: Path) -> None:
+    """Compile to `library`. Several processes may do so at once: the last one in wins, with the same content.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler failed; its words are in `stderr`.
+    """
+    from torch.utils import cpp_extension
+
+    library.parent.mkdir(parents=True, exist_ok=True)
+    part = library.with_suffix(f".{os.getpid()}.part")
+    headers = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
+    libraries = cpp_extension.library_paths()
+    command = [
+        compiler,
+        *FLAGS,
+        f"-DTORCH_EXTENSION_NAME={name}",
+        *(f"-isystem{path}" for path in headers),
+        str(SOURCE),
+        *(f"-L{path}" for path in libraries),
+        *(f"-Wl,-rpath,{path}" for path in libraries),
+        *("-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"),
+        *("-o", str(part)),
+    ]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        part.replace(library)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 @cache
@@ -67,28 +103,26 @@ def load_kernels() -> CompiledKernels | None:
     Returns None, with a warning, where there is no C++ compiler or the build fails: plain torch then does the
     work, slower and without batch invariance.
     """
-    if shutil.which("g++") is None and shutil.which("c++") is None:
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
         logger.warning("no C++ compiler found: steps run on plain torch, several times slower at small batches")
         return None
-    from torch.utils import cpp_extension
-
-    # A virtual environment's ninja need not be on the path of whoever started this process.
-    key = hashlib.sha256("\n".join([SOURCE.read_text(), *FLAGS, torch.__version__, _processor()]).encode())
-    name = f"dspark_kernels_{key.hexdigest()[:12]}"
-    built = Path(cpp_extension._get_build_directory(name, verbose=False)) / f"{name}.so"
-    if not built.exists():
-        print(
-            "building the CPU kernels for this machine (once, about a minute) ...",
-            file=sys.stderr,
-            flush=True,
-        )
-    started = time.monotonic()
+    parts = (SOURCE.read_text(), *FLAGS, torch.__version__, sysconfig.get_config_var("SOABI") or "", processor())
+    name = f"dspark_kernels_{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:12]}"
+    library = FOLDER / f"{name}.so"
     try:
-        module = cpp_extension.load(
-            name, [str(SOURCE)], extra_cflags=list(FLAGS), extra_ldflags=["-fopenmp"], verbose=False
-        )
-    except (RuntimeError, OSError, ImportError) as error:
-        logger.warning("the CPU kernels could not be built, plain torch is used instead: %s", error)
+        if not library.exists():
+            with announced("building the CPU kernels for this machine (once)"):
+                _build(compiler, name, library)
+        loader = importlib.machinery.ExtensionFileLoader(name, str(library))
+        spec = importlib.util.spec_from_file_location(name, library, loader=loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except subprocess.CalledProcessError as error:
+        logger.warning("the CPU kernels could not be built, plain torch is used instead:\n%s", error.stderr[-2000:])
         return None
-    logger.info("CPU kernels ready after %.1f s", time.monotonic() - started)
+    except (OSError, ImportError) as error:
+        logger.warning("the CPU kernels could not be loaded, plain torch is used instead: %s", error)
+        return None
     return cast(CompiledKernels, module)
