@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class EngineSettings(BaseModel):
@@ -15,7 +21,7 @@ class EngineSettings(BaseModel):
         device: of the target.
         dtype: type of the target's activations. float32 on a CPU: weights that bfloat16 holds exactly stay
             bfloat16 in memory all the same.
-        threads: torch threads of the verifier.
+        threads: torch threads of the verifier; all cores if not said. Verifier and drafter take turns.
         kv_memory_bytes: size of the page pool.
         max_context: most tokens of a prompt and its continuation; at most what the model allows.
         max_running: most requests in a step; others wait.
@@ -30,7 +36,7 @@ class EngineSettings(BaseModel):
     target: str = "embedded"
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    threads: int = Field(default=2, ge=1)
+    threads: int = Field(default_factory=usable_cores, ge=1)
     kv_memory_bytes: int = Field(default=3 << 29, ge=1 << 20)
     max_context: int = Field(default=2048, ge=2)
     max_running: int = Field(default=64, ge=1)
@@ -64,4 +70,4 @@ class DrafterSettings(BaseModel):
     candidates: int = Field(default=32, ge=1)
     max_contexts: int = Field(default=256, ge=1)
     device: str = "cpu"
-    threads: int = Field(default=2, ge=1)
+    threads: int = Field(default_factory=usable_cores, ge=1)
