@@ -18,6 +18,7 @@ from engine.rounds import DraftBatch, DraftReply
 logger = logging.getLogger(__name__)
 
 MISSES_UNTIL_LOST = 3
+PEER_GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ class DrafterAddress:
 class ZmqDraftLink:
     """`engine.rounds.DraftLink` over an encrypted socket.
 
-    The step loop's thread calls `submit` and `collect`; any thread may call `connect` and read `lost`. Replies to
-    rounds that are no longer waited for are dropped.
+    The step loop's thread calls `ready`, `submit` and `collect`; any thread may call `connect` and read `lost`. A
+    drafter that dies closes its connection, which ends a wait at once; one that only falls silent (its machine is
+    gone) is given up after several rounds. Replies to rounds that are no longer waited for are dropped.
 
     Args:
         keys: of this verifier.
@@ -51,6 +53,7 @@ class ZmqDraftLink:
         self._lock = threading.Lock()
         self._offered: DrafterAddress | None = None
         self._socket: zmq.Socket[Any] | None = None
+        self._monitor: zmq.Socket[Any] | None = None
         self._generation = 0
         self._misses = 0
         self._address: DrafterAddress | None = None
@@ -59,6 +62,8 @@ class ZmqDraftLink:
     def ready(self) -> bool:
         """Whether a drafter is connected and has not missed several rounds in a row."""
         self._take_offer()
+        if self._monitor is not None and self._monitor.poll(0):
+            self._give_up("the drafter has closed the connection")
         return self._socket is not None
 
     @property
@@ -85,20 +90,28 @@ class ZmqDraftLink:
     def disconnect(self) -> None:
         """Stop using the drafter (called by the step loop's thread)."""
         with self._lock:
-            if self._socket is not None:
-                self._socket.close(linger=0)
-            self._socket, self._address = None, None
+            self._close_socket()
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._socket.disable_monitor()
+            self._socket.close(linger=0)
+        self._socket, self._monitor, self._address = None, None, None
+
+    def _give_up(self, why: str) -> None:
+        logger.warning("%s: requests decode plainly until another is there", why)
+        self.disconnect()
 
     def _take_offer(self) -> None:
         with self._lock:
             if self._offered is None:
                 return
-            if self._socket is not None:
-                self._socket.close(linger=0)
+            self._close_socket()
             socket = self._context.socket(zmq.DEALER)
             socket.linger = 0
             socket.identity = self._identity.encode()
             self._keys.connect(socket, self._offered.public_key)
+            self._monitor = socket.get_monitor_socket(PEER_GONE)
             socket.connect(self._offered.endpoint)
             self._socket, self._address, self._offered = socket, self._offered, None
             self._generation += 1
@@ -117,12 +130,17 @@ class ZmqDraftLink:
         """The reply to `round` within `timeout` seconds, or None."""
         deadline = self._clock() + timeout
         while self._socket is not None:
+            poller = zmq.Poller()
+            poller.register(self._socket, zmq.POLLIN)
+            poller.register(self._monitor, zmq.POLLIN)
             left = deadline - self._clock()
-            if not self._socket.poll(max(0, int(left * 1000 + 0.5))):
+            events = dict(poller.poll(max(0, int(left * 1000 + 0.5))))
+            if self._socket not in events:
                 self._misses += 1
-                if self._misses >= MISSES_UNTIL_LOST:
-                    logger.warning("%d rounds without an answer: the drafter is given up", self._misses)
-                    self.disconnect()
+                if self._monitor in events:
+                    self._give_up("the drafter has closed the connection")
+                elif self._misses >= MISSES_UNTIL_LOST:
+                    self._give_up(f"{self._misses} rounds without an answer from the drafter")
                 return None
             try:
                 reply = decode_reply(self._socket.recv_multipart())

@@ -42,10 +42,12 @@ class StepThread:
         self._thread.start()
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
-        """Run a function between two steps; its result or exception."""
+        """Run a function between two steps; its result or exception. Cancelled before its turn, it does not run."""
         future: Future[T] = Future()
 
         def command() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(function(self.engine))
             except BaseException as error:
@@ -60,6 +62,7 @@ class StepThread:
         def command(engine: Engine) -> Future[TokenChunk]:
             engine.add(request)
             done: Future[TokenChunk] = Future()
+            done.set_running_or_notify_cancel()  # whoever waits may stop waiting; the result can still be set
             self._sessions[request.request_id] = (gateway, done)
             return done
 

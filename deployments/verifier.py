@@ -119,6 +119,8 @@ class Verifier:
         if self._settings.engine.verify_length == 0:
             return
         while True:
+            # Asked in the step loop's thread, which owns the socket: notices a drafter that died while nobody drafted.
+            await asyncio.wrap_future(self._steps.call(lambda _: self._link.ready))
             if self._link.lost:
                 try:
                     await asyncio.wait_for(self._find_drafter(), CALL_TIMEOUT_S)

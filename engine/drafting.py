@@ -62,7 +62,8 @@ class DraftEngine:
         model: the drafter.
         weights: hash of its checkpoint; batches made with another are refused by an empty reply.
         candidates: K, size of the truncated proposal that is really sampled from.
-        max_contexts: contexts held; the least recently used goes first and is asked for again when needed.
+        max_contexts: contexts held; the least recently used goes first and is asked for again when needed. What
+            a batch has beyond them is not drafted.
         clock: seconds.
     """
 
@@ -111,11 +112,15 @@ class DraftEngine:
     def _tensor(self, array: np.typing.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _context(self, key: tuple[str, int]) -> _Context:
+    def _context(self, key: tuple[str, int], in_use: set[tuple[str, int]]) -> _Context | None:
+        """The context of a sequence, made if need be; None if all are `in_use` by the batch at hand."""
         context = self._contexts.get(key)
         if context is None:
             if not self._free:
-                self._drop(next(iter(self._contexts)))
+                oldest = next((k for k in self._contexts if k not in in_use), None)
+                if oldest is None:
+                    return None
+                self._drop(oldest)
             context = self._contexts[key] = _Context(self._free.pop())
         self._contexts.move_to_end(key)
         return context
@@ -155,8 +160,11 @@ class DraftEngine:
         ready = np.zeros(len(batch.sequence), np.bool_)
         taken: list[tuple[int, int, int, int]] = []  # slot, first position, first row, count
         offsets = np.concatenate(([0], np.cumsum(batch.feature_count)))
+        in_use = {(owner, number) for number in batch.sequence.tolist()}
         for i, number in enumerate(batch.sequence.tolist()):
-            context = self._context((owner, number))
+            context = self._context((owner, number), in_use)
+            if context is None:
+                continue
             start, count = int(batch.feature_start[i]), int(batch.feature_count[i])
             # A fresh start needs everything a block can see: from position 0, or a whole window.
             if count and start != context.end and (start == 0 or count >= self._window):

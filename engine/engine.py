@@ -106,7 +106,8 @@ class Engine:
         self._clock = clock
         limit = getattr(target.config, "max_position_embeddings", settings.max_context)
         self.max_context = min(settings.max_context, limit)
-        self.pool = PagePool(target.kv_shape, max(1, settings.kv_memory_bytes // target.kv_shape.page_bytes))
+        pages = max(1, settings.kv_memory_bytes // target.kv_shape.page_bytes)
+        self.pool = PagePool(target.kv_shape, pages, settings.device)
         self.policy = policy
         self.log = RoundLog(draft.block_size if draft else 1)
         self._seed = settings.random_seed if settings.random_seed is not None else int.from_bytes(os.urandom(8))
@@ -167,6 +168,8 @@ class Engine:
             return False
         sequence.finish_reason = "abort"
         self._release(sequence)
+        if not self.has_work:  # no step will tell the drafter
+            self._request_drafts()
         return True
 
     @property
@@ -244,7 +247,7 @@ class Engine:
         self._by_id.pop(sequence.request.request_id, None)
         self._waiting = [s for s in self._waiting if s is not sequence]
         self._running = [s for s in self._running if s is not sequence]
-        if sequence.sent:
+        if sequence.known_to >= 0:  # also where a resync is due: the drafter has begun a context all the same
             self._closed.append(sequence.number)
 
     def _collect(self) -> DraftReply | None:

@@ -44,8 +44,11 @@ def key_of(*parts: int) -> int:
 
 
 def uniform(key: int) -> float:
-    """One number in the open interval (0, 1)."""
-    return ((_mix(key) >> 11) + 0.5) * 2.0**-53
+    """One number in the open interval (0, 1).
+
+    52 bits and not 53: with 53 the addition of a half would round the largest one up to 1.
+    """
+    return ((_mix(key) >> 12) + 0.5) * 2.0**-52
 
 
 def uniforms(keys: npt.ArrayLike, counters: npt.ArrayLike) -> F64:
@@ -55,7 +58,7 @@ def uniforms(keys: npt.ArrayLike, counters: npt.ArrayLike) -> F64:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x = x ^ (x >> np.uint64(31))
-    return ((x >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return ((x >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def gumbel(seed: int, position: int, tokens: npt.ArrayLike) -> F64:

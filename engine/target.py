@@ -63,12 +63,16 @@ def _paged_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     step: StepInput | None = None,
     kernels: CompiledKernels | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: query [1, Hq, T, D], key and value [1, Hk, T, D] -> [1, T, Hq, D]."""
     assert step is not None, "the paged attention runs inside TargetRunner.forward only"
+    if s_aux is not None:
+        raise ValueError("attention sinks are not supported")
     layer = module.layer_idx
     assert isinstance(layer, int)
     out = write_and_attend(
@@ -81,6 +85,7 @@ def _paged_attention(
         step.places,
         scaling if scaling is not None else query.shape[-1] ** -0.5,
         sliding_window or 0,
+        softcap or 0.0,
     )
     return out[None], None
 

@@ -22,17 +22,13 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = stop
-        self._ids: list[int] = []
+        self._pending: list[int] = []  # tokens whose text has not left the decoder
         self._held = ""
-        self._decoded = 0  # characters that have left the decoder
         self.stopped = False
 
     def push(self, token: int) -> str:
         """Text that became certain with this token; sets `stopped` if it completed a stop string."""
-        self._ids.append(token)
-        new = self._stream.step(self._tokenizer._tokenizer, token) or ""
-        self._decoded += len(new)
-        self._held += new
+        self._held += self._decode(token)
         at = min((i for s in self._stop if (i := self._held.find(s)) >= 0), default=-1)
         if at >= 0:
             text, self._held, self.stopped = self._held[:at], "", True
@@ -45,6 +41,23 @@ class TextStream:
         """What was held back, when the text ends otherwise than by a stop string."""
         if self.stopped:
             return ""
-        whole: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        text, self._held = self._held + whole[self._decoded :], ""
+        text, self._held = self._held + self._decode_pending(), ""
+        return text
+
+    def _decode(self, token: int) -> str:
+        """New text of one more token; "" while a character is unfinished."""
+        self._pending.append(token)
+        try:
+            new: str = self._stream.step(self._tokenizer._tokenizer, token) or ""
+        except Exception:
+            # A byte-fallback decoder takes back a character that it has given out when a broken one follows it.
+            # What went out stays; the tokens since then are decoded by themselves.
+            new = self._decode_pending()
+            self._stream = DecodeStream(ids=[token], skip_special_tokens=True)
+        if new:
+            self._pending.clear()
+        return new
+
+    def _decode_pending(self) -> str:
+        text: str = self._tokenizer._tokenizer.decode(self._pending, skip_special_tokens=True)
         return text

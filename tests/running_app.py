@@ -51,11 +51,12 @@ class RunningApp:
         return asyncio.run(pick())
 
 
-@pytest.fixture(scope="session")
-def running_app(target_path: Path) -> Iterator[RunningApp]:
-    """The application of cluster/serve/cpu.yaml on a free port."""
+@pytest.fixture(scope="module")
+def running_app(request: pytest.FixtureRequest, target_path: Path) -> Iterator[RunningApp]:
+    """The application of cluster/serve/cpu.yaml on a free port; a module's ENGINE overrides engine settings."""
     port = free_port()
     config = load_config(CPU_CONFIG, None, None, port)
+    config["applications"][0]["args"]["engine"].update(getattr(request.module, "ENGINE", {}))
     with local_ray():
         deploy(config)
         url = f"http://127.0.0.1:{port}"

@@ -34,16 +34,18 @@ def write_and_attend(
     places: RaggedPlaces,
     scale: float,
     window: int,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """Store k, v [T, Hk, D] of the step's tokens, then let q [T, Hq, D] attend: [T, Hq, D].
 
     keys [pages, Hk, D, page], values [pages, Hk, page, D]: one layer's pools, written in place. A token sees
-    positions max(0, position - window + 1) .. position of its own sequence; window 0 means all.
+    positions max(0, position - window + 1) .. position of its own sequence; window 0 means all. A soft cap c above 0
+    (Gemma 2) turns scores s into c * tanh(s / c); the compiled kernel does not know it.
     """
-    if kernels is not None and q.device.type == "cpu" and q.dtype == torch.float32:
+    if kernels is not None and q.device.type == "cpu" and q.dtype == torch.float32 and not soft_cap:
         kernels.write_kv(k, v, keys, values, places.pages, places.owner, places.position)
         return kernels.attention(q, keys, values, places.pages, places.owner, places.position, scale, window)
-    return _torch_write_and_attend(q, k, v, keys, values, places, scale, window)
+    return _torch_write_and_attend(q, k, v, keys, values, places, scale, window, soft_cap)
 
 
 def _torch_write_and_attend(
@@ -55,6 +57,7 @@ def _torch_write_and_attend(
     places: RaggedPlaces,
     scale: float,
     window: int,
+    soft_cap: float,
 ) -> torch.Tensor:
     page = keys.shape[3]
     owner, position = places.owner.long(), places.position.long()
@@ -76,6 +79,8 @@ def _torch_write_and_attend(
         vs = torch.where((at <= p.max())[:, None], vs, torch.zeros((), dtype=vs.dtype, device=vs.device))
         heads = q[rows].transpose(0, 1)  # [Hq, n, D]
         scores = heads @ ks.repeat_interleave(groups, 0).transpose(1, 2) * scale
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         weights = scores.float().masked_fill(~seen, -torch.inf).softmax(-1).to(vs.dtype)
         out[rows] = (weights @ vs.repeat_interleave(groups, 0)).transpose(0, 1)
     return out

@@ -10,6 +10,7 @@ import time
 from openai import OpenAI
 from running_app import RunningApp
 
+ENGINE = {"verify_length": 2}  # always drafted: what is tested is not whether drafting pays
 STREAMS, TOKENS, BACK_WITHIN_S = 6, 160, 15.0
 
 
