@@ -20,7 +20,10 @@ from engine.rounds import DraftBatch, DraftReply
 
 logger = logging.getLogger(__name__)
 
-CONCENTRATION = 2.0  # a + b of the Beta distribution: an AUC of 0.80 to 0.90 at means of 0.5 to 0.9
+# a + b of the Beta distribution. The AUC of the confidence against acceptance is P(X > Y) with X ~ Beta(a + 1, b)
+# of accepted positions and Y ~ Beta(a, b + 1) of refused ones. Integrated numerically at a + b = 2.5 it is 0.808,
+# 0.813, 0.826, 0.852, 0.872, 0.900 at means of 0.5, 0.6, 0.7, 0.8, 0.85, 0.9: a real confidence head's 0.80 to 0.90.
+CONCENTRATION = 2.5
 WRONG = 0.05  # confidence where nothing was recorded
 
 Recording = Mapping[int, Sequence[int]]
@@ -52,6 +55,9 @@ class ReplayDrafter:
         recording: continuations by digest.
         acceptance: mean conditional acceptance.
         seed: of the draws.
+
+    Attributes:
+        missed: blocks of prefixes that nothing is recorded for; they keep the wrapped drafter's tokens.
     """
 
     def __init__(self, drafter: Drafter, recording: Recording, acceptance: float, seed: int = 0) -> None:
@@ -85,7 +91,7 @@ class ReplayDrafter:
             right = self._rng.random(self.block_size) < chance
             for k in range(self.block_size):
                 if k < len(true):
-                    tokens[i, k] = true[k] if right[k] else (true[k] + 1 + k) % 1000
+                    tokens[i, k] = true[k] if right[k] else _another(true[k])
             odds = np.clip(chance, 1e-6, 1 - 1e-6)
             confidence[i] = np.log(odds / (1 - odds))
         q_ids, q_probs = reply.q_ids.copy(), reply.q_probs.copy()
@@ -93,3 +99,8 @@ class ReplayDrafter:
         q_ids[:, :, 0], q_probs[:] = tokens, 0.0
         q_probs[:, :, 0] = 1.0
         return replace(reply, tokens=tokens, confidence=confidence, q_ids=q_ids, q_probs=q_probs)
+
+
+def _another(token: int) -> int:
+    """A token that is not `token` and that every vocabulary holds which holds it."""
+    return token - 1 if token else 1

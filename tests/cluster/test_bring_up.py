@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -82,12 +86,15 @@ def test_serve_deploy_of_the_cpu_config(target_path: Path, tmp_path: Path) -> No
     path = tmp_path / "cpu.yaml"
     path.write_text(yaml.safe_dump(config))
     tools = Path(sys.executable).parent
-    env = {**os.environ, name: value, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    short = tempfile.mkdtemp(prefix="ray-")  # Ray's sockets lie in it, and a socket's path has to be short
+    # `ray start` asks everybody for a token; its clients have to be told so.
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    env = {**os.environ, **token, name: value, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
     head = subprocess.Popen(
         [
             *(str(tools / "ray"), "start", "--head", "--block", "--num-cpus=4", f"--port={gcs}"),
             *("--include-dashboard=true", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"),
-            *("--node-ip-address=127.0.0.1", f"--temp-dir={tmp_path / 'ray'}"),
+            *("--node-ip-address=127.0.0.1", f"--temp-dir={short}"),
         ],
         cwd=ROOT,
         env=env,
@@ -97,18 +104,18 @@ def test_serve_deploy_of_the_cpu_config(target_path: Path, tmp_path: Path) -> No
     )
     try:
         wait_for_http(f"http://127.0.0.1:{dashboard}/api/version", 90)
-        subprocess.run(
-            [str(tools / "serve"), "deploy", str(path), "--address", f"http://127.0.0.1:{dashboard}"],
-            cwd=ROOT,
-            env=env,
-            check=True,
-            timeout=120,
-            capture_output=True,
-        )
+        command = [str(tools / "serve"), "deploy", str(path), "--address", f"http://127.0.0.1:{dashboard}"]
+        for _ in range(10):  # the dashboard answers before its Serve part does
+            done = subprocess.run(command, cwd=ROOT, env=env, timeout=120, capture_output=True, text=True)
+            if done.returncode == 0:
+                break
+            time.sleep(2)
+        assert done.returncode == 0, done.stderr
         wait_until_healthy(f"http://127.0.0.1:{port}", 240)
     finally:
         head.send_signal(signal.SIGTERM)
         head.wait(timeout=60)
+        shutil.rmtree(short, ignore_errors=True)
     deadline = time.monotonic() + 30
     while (left := processes_with(marker)) and time.monotonic() < deadline:
         time.sleep(0.25)
@@ -121,6 +128,8 @@ def wait_for_http(url: str, timeout: float) -> None:
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
+        except urllib.error.HTTPError:  # Ray asks for a token, which `serve deploy` brings: it is up
+            return
         except OSError:
             assert time.monotonic() < deadline, f"{url} does not answer"
             time.sleep(0.5)
