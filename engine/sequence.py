@@ -12,34 +12,35 @@ from engine.text import TextStream
 
 
 class FeatureTail:
-    """Fused features of the latest positions, kept so that a drafter that lost its context can be given it again.
+    """Fused features of the latest positions: what a drafter that lost its context is given again.
 
     Holds at least the last `window` positions; older ones are dropped now and then.
+
+    Attributes:
+        end: positions seen so far.
     """
 
     def __init__(self, window: int, hidden_size: int) -> None:
         self._window = window
-        self._rows = np.zeros((0, hidden_size), np.float16)
-        self.end = 0  # positions seen
-
-    @property
-    def start(self) -> int:
-        """First position that is still held."""
-        return self.end - len(self._rows)
+        self._rows = np.zeros((2 * window, hidden_size), np.float16)
+        self._count = 0
+        self.end = 0
 
     def append(self, rows: F16) -> None:
         """Features [n, H] of the next n positions."""
-        self._rows = np.concatenate((self._rows, rows))
         self.end += len(rows)
-        if len(self._rows) > 2 * self._window:
-            self._rows = self._rows[-self._window :].copy()
+        rows = rows[-self._window :]
+        if self._count + len(rows) > len(self._rows):
+            keep = min(self._count, self._window)
+            self._rows[:keep] = self._rows[self._count - keep : self._count]
+            self._count = keep
+        self._rows[self._count : self._count + len(rows)] = rows
+        self._count += len(rows)
 
     def since(self, position: int) -> tuple[int, F16]:
-        """(first position, rows): everything from `position` on, or the last window if that is less or more
-        than what is held."""
-        first = max(position, self.end - self._window) if position >= self.start else self.end - self._window
-        first = max(first, self.start, 0)
-        return first, self._rows[first - self.start :]
+        """(first position, rows): everything from `position` on, or the last window if that is gone or long ago."""
+        first = max(position, self.end - min(self._window, self._count))
+        return first, self._rows[self._count - (self.end - first) : self._count].copy()
 
 
 class Sequence:

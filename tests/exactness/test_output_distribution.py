@@ -29,11 +29,11 @@ VOCABULARY = 8
 GAMMA = 3
 PROMPT = (3, 1, 6, 2, 5)
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
-# A jump every 16 tokens, nearly flat between: at some loads drafts are free, at others the first one is dear.
-SIZES = tuple(n for k in range(0, 400, 16) for n in (k + 1, k + 16))
+# A jagged staircase: at some loads many drafts are free, at others the first one is dear.
+STAIRS = ((1, 8, 0.010), (9, 24, 0.012), (25, 64, 0.017), (65, 128, 0.026), (129, 256, 0.045), (257, 600, 0.090))
 COSTS = StepCosts(
-    tokens=SIZES,
-    seconds=tuple(0.010 + 0.003 * ((n - 1) // 16) + 1e-5 * n for n in SIZES),
+    tokens=tuple(n for first, last, _ in STAIRS for n in (first, last)),
+    seconds=tuple(t for _, _, seconds in STAIRS for t in (seconds, seconds * 1.02)),
     draft_requests=(1, 128),
     draft_seconds=(0.001, 0.010),
 )
@@ -45,21 +45,34 @@ def target() -> TinyTarget:
     return tiny_target(tiny_llama(3, vocabulary=VOCABULARY, hidden=32, layers=2, spread=0.35), (0,))
 
 
-@pytest.fixture
-def drafter(target: TinyTarget) -> TinyDrafter:
-    return tiny_drafter(target.runner, 4, draft_vocabulary=7, block_size=GAMMA)
+def after_pairs(target: TinyTarget) -> torch.Tensor:
+    """[V, V, 3, V] float64 log-probabilities after the prompt, and after each of two tokens behind it."""
+    prefixes = [(*PROMPT, *pair) for pair in product(range(VOCABULARY), repeat=2)]
+    with torch.inference_mode():
+        logits = target.reference(torch.tensor(prefixes)).logits.double()
+    return logits[:, len(PROMPT) - 1 :].log_softmax(-1).view(VOCABULARY, VOCABULARY, 3, VOCABULARY)
 
 
 @pytest.fixture(scope="module")
 def exact(target: TinyTarget) -> np.ndarray:
     """[V, V, V] probability of the first three tokens behind the prompt."""
-    prefixes = [(*PROMPT, *pair) for pair in product(range(VOCABULARY), repeat=2)]
-    with torch.inference_mode():
-        logits = target.reference(torch.tensor(prefixes)).logits.double()
-    p = logits[:, len(PROMPT) - 1 :].softmax(-1).view(VOCABULARY, VOCABULARY, 3, VOCABULARY).numpy()
+    p = after_pairs(target).exp().numpy()
     joint = p[0, 0, 0][:, None, None] * p[:, 0, 1][:, :, None] * p[:, :, 2]
     assert joint.sum() == pytest.approx(1.0, abs=1e-9)
     return joint
+
+
+@pytest.fixture
+def drafter(target: TinyTarget) -> TinyDrafter:
+    """Knows something of which token follows which, and never proposes the last one."""
+    drafter = tiny_drafter(target.runner, 4, draft_vocabulary=VOCABULARY - 1, block_size=GAMMA)
+    head = drafter.model.markov_head
+    assert head is not None and drafter.config.markov_rank == VOCABULARY
+    with torch.no_grad():
+        head.markov_w1.weight.copy_(torch.eye(VOCABULARY))
+        head.markov_w2.weight.copy_(after_pairs(target)[:, :, 2].mean(0)[:, :-1].T)
+        drafter.model.norm.weight.mul_(0.3)
+    return drafter
 
 
 @dataclass(frozen=True)
@@ -115,6 +128,7 @@ def check_load_dependent(target: TinyTarget, drafter: TinyDrafter, exact: np.nda
     # The conditions under which this says something: budgets between nothing and everything, and real refusals.
     assert 0.1 * GAMMA * total.rounds < total.verified < 0.6 * GAMMA * total.rounds
     assert 0.2 * total.verified < total.accepted < 0.9 * total.verified
+    assert total.trials_at[1] > 0.01 * count
     some = sum(n for (asked, decoding), n in samples.drafted.items() if 0 < asked < decoding)
     everyone = sum(n for (asked, decoding), n in samples.drafted.items() if 0 < asked == decoding)
     assert min(some, everyone, total.steps - some - everyone) > 0.02 * total.steps
@@ -124,7 +138,7 @@ def check_load_dependent(target: TinyTarget, drafter: TinyDrafter, exact: np.nda
 def test_under_load_dependent_budgets_tokens_follow_the_target(
     target: TinyTarget, drafter: TinyDrafter, exact: np.ndarray
 ) -> None:
-    check_load_dependent(target, drafter, exact, 20_000)
+    check_load_dependent(target, drafter, exact, 12_000)
 
 
 @pytest.mark.long
@@ -135,14 +149,13 @@ def test_200000_samples(target: TinyTarget, drafter: TinyDrafter, exact: np.ndar
 
 def plant_confidences(drafter: TinyDrafter) -> None:
     """c_k is 0.9 if the token before is even and 0.0003 if it is odd, nothing else."""
-    head, markov = drafter.model.confidence_head, drafter.model.markov_head
-    assert head is not None and markov is not None
+    head = drafter.model.confidence_head
+    assert head is not None
     even = torch.arange(VOCABULARY) % 2 == 0
-    with torch.no_grad():
-        markov.markov_w1.weight[:, 0] = torch.where(even, 1.0, -1.0)
+    with torch.no_grad():  # the Markov embedding of a token is its unit vector
         head.proj.weight.zero_()
-        head.proj.weight[0, drafter.config.hidden_size] = 5.15
-        head.proj.bias.fill_(-2.95)
+        head.proj.weight[0, drafter.config.hidden_size :] = torch.where(even, 2.2, -8.1)
+        head.proj.bias.zero_()
 
 
 def each_at_its_own_best(survival: np.ndarray, *_: object, limits: np.ndarray, **__: object) -> Plan:
@@ -166,14 +179,14 @@ def test_a_planner_that_looks_ahead_is_caught(
     monkeypatch.setattr(engine.engine, "plan_prefixes", planner)
     link = WatchedLink(drafter.engine(max_contexts=128))
     served = tiny_engine(target, drafter, link, max_running=128, prefill_tokens=512, random_seed=7)
-    counts = sample(served, link, 4000).counts
+    counts = sample(served, link, 3000).counts
     assert served.log.total.verified > 1000
     p = p_value(counts, exact)
     if planner is plan_prefixes:
         assert p > LEVEL
     else:
         assert p < LEVEL
-        # By much: whole tokens are off by more than ten standard deviations.
+        # By much: whole tokens are off by more than seven standard deviations.
         second, right = counts.sum(axis=(0, 2)), exact.sum(axis=(0, 2))
-        worst = max(abs(n - 4000 * q) / math.sqrt(4000 * q * (1 - q)) for n, q in zip(second, right, strict=True))
-        assert worst > 10
+        worst = max(abs(n - 3000 * q) / math.sqrt(3000 * q * (1 - q)) for n, q in zip(second, right, strict=True))
+        assert worst > 7
