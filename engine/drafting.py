@@ -186,48 +186,74 @@ class DraftEngine:
         return ready
 
     def _blocks(self, owner: str, batch: DraftBatch, rows: I64) -> Blocks:
-        gamma, k = self.block_size, self._candidates
-        count = len(rows)
-        tokens = np.zeros((count, gamma), np.int32)
-        confidence = np.zeros((count, gamma), np.float32)
-        q_ids = np.zeros((count, gamma, k), np.int32)
-        q_probs = np.zeros((count, gamma, k), np.float32)
+        greedy = not batch.temperature[rows].any()
+        gamma, k, count = self.block_size, 1 if greedy else self._candidates, len(rows)
         if count == 0:
-            return Blocks(tokens, confidence, q_ids, q_probs)
-        contexts = [self._contexts[(owner, int(n))] for n in batch.sequence[rows]]
-        counts = np.array([min(c.end - c.start, self._window) for c in contexts])
-        columns = min(self._window, -(-int(counts.max()) // 32) * 32)
-        slots, held = self._tensor(np.array([c.slot for c in contexts])), self._tensor(counts)
-        # Positions start..end-1 lie at (position % window): from `start` on if few, everywhere if many.
-        first = self._tensor(
-            np.array([c.start % self._window if c.end - c.start < self._window else 0 for c in contexts])
-        )
-        at = (first[:, None] + torch.arange(columns, device=self._device)) % self._window
-        mask = torch.arange(columns, device=self._device) < held[:, None]
-        where = slots[:, None]
-        context = [(k_[where, at], v_[where, at]) for k_, v_ in zip(self._keys, self._values, strict=True)]
+            tokens, confidence = np.zeros((0, gamma), np.int32), np.zeros((0, gamma), np.float32)
+            return Blocks(tokens, confidence, np.zeros((0, gamma, k), np.int32), np.zeros((0, gamma, k), np.float32))
+        context, mask = self._visible([self._contexts[(owner, int(n))] for n in batch.sequence[rows]])
         anchor = self._tensor(batch.anchor[rows].astype(np.int64))
         position = self._tensor(batch.committed[rows].astype(np.int64)) - 1
         hidden = self._model.backbone(anchor, position, context, mask)
         logits = self._model.base_logits(hidden)
-        previous = anchor
-        temperature = self._tensor(batch.temperature[rows])
-        has_head = self._model.confidence_head is not None
-        for slot in range(gamma):
-            scores = logits[:, slot] + self._model.markov_bias(previous)
-            top, local = scores.topk(k)
-            ids = self._draft_ids[local]
+        if greedy:
+            return self._greedy_blocks(anchor, hidden, logits)
+        return self._sampled_blocks(anchor, hidden, logits, batch, rows)
+
+    def _visible(self, contexts: list[_Context]) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
+        """Keys and values [R, C, Hkv, D] of each layer, and which of them exist [R, C]."""
+        counts = np.array([min(c.end - c.start, self._window) for c in contexts])
+        columns = min(self._window, -(-int(counts.max()) // 32) * 32)
+        # Positions start..end-1 lie at (position % window): from `start` on if few, everywhere if many.
+        first = np.array([c.start if c.end - c.start < self._window else 0 for c in contexts])
+        at = self._tensor((first[:, None] + np.arange(columns)) % self._window)
+        slots = self._tensor(np.array([c.slot for c in contexts])[:, None])
+        mask = self._tensor(np.arange(columns) < counts[:, None])
+        return [(k[slots, at], v[slots, at]) for k, v in zip(self._keys, self._values, strict=True)], mask
+
+    def _greedy_blocks(self, anchor: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor) -> Blocks:
+        """Blocks of requests that are all greedy: the proposal is the best token, with certainty."""
+        drafted = [anchor]
+        best = []
+        for slot in range(self.block_size):
+            scores = logits[:, slot] + self._model.markov_bias(drafted[-1])
+            drafted.append(self._draft_ids[scores.argmax(-1)])
+            if self._model.confidence_head is None:
+                best.append(scores.softmax(-1).amax(-1))
+        tokens = torch.stack(drafted[1:], 1)
+        q_ids = tokens.cpu().numpy().astype(np.int32)
+        confidence = self._confidence(hidden, torch.stack(drafted[:-1], 1), best)
+        return Blocks(q_ids, confidence, q_ids[:, :, None], np.ones((*q_ids.shape, 1), np.float32))
+
+    def _sampled_blocks(
+        self, anchor: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor, batch: DraftBatch, rows: I64
+    ) -> Blocks:
+        """Blocks where some request samples: each token is drawn from the renormalised top K."""
+        k, temperature = self._candidates, self._tensor(batch.temperature[rows])
+        q_ids = np.zeros((len(rows), self.block_size, k), np.int32)
+        q_probs = np.zeros((len(rows), self.block_size, k), np.float32)
+        drafted = [anchor]
+        best = []
+        for slot in range(self.block_size):
+            top, local = (logits[:, slot] + self._model.markov_bias(drafted[-1])).topk(k)
             q = torch.softmax(top / temperature.clamp(min=1e-6)[:, None], dim=-1)
             q[temperature == 0] = torch.eye(1, k, device=self._device)
-            if has_head:
-                confidence[:, slot] = self._model.confidence_logits(hidden[:, slot], previous).cpu().numpy()
-            else:  # a function of q alone, never of the token drawn
-                confidence[:, slot] = torch.logit(q.max(-1).values.clamp(1e-4, 1 - 1e-4)).cpu().numpy()
-            q_ids[:, slot], q_probs[:, slot] = ids.cpu().numpy(), q.cpu().numpy()
+            q_ids[:, slot], q_probs[:, slot] = self._draft_ids[local].cpu().numpy(), q.cpu().numpy()
             picked = _choose(q_ids[:, slot], q_probs[:, slot], batch, rows, slot)
-            tokens[:, slot] = np.take_along_axis(q_ids[:, slot], picked[:, None], 1)[:, 0]
-            previous = self._tensor(tokens[:, slot].astype(np.int64))
-        return Blocks(tokens, confidence, q_ids, q_probs)
+            token = np.take_along_axis(q_ids[:, slot], picked[:, None], 1)[:, 0]
+            drafted.append(self._tensor(token.astype(np.int64)))
+            best.append(q.amax(-1))
+        tokens = torch.stack(drafted[1:], 1).cpu().numpy().astype(np.int32)
+        return Blocks(tokens, self._confidence(hidden, torch.stack(drafted[:-1], 1), best), q_ids, q_probs)
+
+    def _confidence(self, hidden: torch.Tensor, previous: torch.Tensor, best: list[torch.Tensor]) -> F32:
+        """[R, gamma] raw logits: of the head, or, without one, of the largest q, never of the token drawn."""
+        if self._model.confidence_head is not None:
+            logits = self._model.confidence_logits(hidden, previous)
+        else:
+            logits = torch.logit(torch.stack(best, 1).clamp(1e-4, 1 - 1e-4))
+        raw: F32 = logits.float().cpu().numpy()
+        return raw
 
 
 def _choose(q_ids: I32, q_probs: F32, batch: DraftBatch, rows: I64, slot: int) -> I64:

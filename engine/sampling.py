@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,5 +52,5 @@ def sample_weights(weights: Tensor, u: float) -> int:
 
 def coupled_token(scaled: Tensor, seed: int, position: int) -> int:
     """argmax(log p + Gumbel noise) of one row of `allowed_logits` [V]: the token at an absolute position."""
-    noise = torch.from_numpy(gumbel(seed, position, range(len(scaled)))).to(scaled.device)
+    noise = torch.from_numpy(gumbel(seed, position, np.arange(len(scaled)))).to(scaled.device)
     return int((scaled.double() + noise).argmax())

@@ -180,7 +180,7 @@ def test_a_planner_that_looks_ahead_is_caught(
     link = WatchedLink(drafter.engine(max_contexts=128))
     served = tiny_engine(target, drafter, link, max_running=128, prefill_tokens=512, random_seed=7)
     counts = sample(served, link, 3000).counts
-    assert served.log.total.verified > 1000
+    assert served.log.total.verified > 500
     p = p_value(counts, exact)
     if planner is plan_prefixes:
         assert p > LEVEL

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from tiny_models import (
+    WEIGHTS,
     TinyDrafter,
     TinyTarget,
     WatchedLink,
@@ -17,8 +19,10 @@ from tiny_models import (
     tiny_target,
 )
 
+from engine.drafting import DraftEngine
 from engine.engine import Engine
 from engine.request import GenerationRequest, SamplingParams
+from engine.rounds import DraftBatch, DraftReply
 from scheduler.costs import StepCosts
 
 VOCABULARY = 16
@@ -108,12 +112,19 @@ def test_other_seeds_and_other_positions_give_other_tokens(target: TinyTarget) -
     assert len(set(texts[0])) > 2
 
 
-def test_coupling_accepts_more_than_chance(target: TinyTarget, drafter: TinyDrafter) -> None:
-    """Both sides draw the same noise: drafts agree far more often than two independent samples would."""
-    link = WatchedLink(drafter.engine(max_contexts=64))
-    engine = tiny_engine(target, drafter, link, verify_length=1, max_running=64)
-    engine.generate([PROMPTS[0]] * 64, [seeded(seed=s) for s in range(64)])
-    coupled = engine.log.total.accepted / engine.log.total.verified
-    engine = tiny_engine(target, drafter, verify_length=1, max_running=64)
-    # The same drafts, but made with another seed's noise: a shift of the draft's own position in time.
-    assert coupled > 0.25
+class OutOfStep(DraftEngine):
+    """Draws its noise at keys that are not the verifier's."""
+
+    def draft(self, owner: str, batch: DraftBatch) -> DraftReply:
+        return super().draft(owner, replace(batch, key=batch.key + np.uint64(1000)))
+
+
+def test_both_sides_draw_the_same_noise(target: TinyTarget, drafter: TinyDrafter) -> None:
+    """Drafts agree far more often than independent samples of the same distributions would."""
+    share = []
+    for kind in (DraftEngine, OutOfStep):
+        link = WatchedLink(kind(drafter.model, WEIGHTS, candidates=16))
+        engine = tiny_engine(target, drafter, link, verify_length=1, max_running=32)
+        engine.generate([PROMPTS[0]] * 20, [seeded(seed=s) for s in range(20)])
+        share.append(engine.log.total.accepted / engine.log.total.verified)
+    assert share[0] > 2 * share[1]
