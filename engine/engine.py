@@ -366,8 +366,8 @@ class Engine:
     def _resolve(
         self, work: list[_Work], rows: list[slice], output: StepOutput, reply: DraftReply | None
     ) -> list[TokenChunk]:
-        best = output.logits.argmax(-1).tolist()
-        finite = torch.isfinite(output.logits).all(-1).tolist()
+        top, index = output.logits.max(-1)  # a NaN anywhere in a row is its maximum
+        best, finite = index.tolist(), torch.isfinite(top).tolist()
         sampled = [
             (i, w.sequence.request.params)
             for w, part in zip(work, rows, strict=True)

@@ -127,7 +127,7 @@ def test_wrong_tokens_are_other_tokens_of_the_vocabulary(at_85: tuple[np.ndarray
 
 def test_the_proposal_is_a_point_mass_on_the_token() -> None:
     reply = ReplayDrafter(small_drafter(), RECORDING, 0.6).draft("verifier", batch_of([3, 4]))
-    assert reply.q_ids.shape == reply.q_probs.shape == (2, GAMMA, K)
+    assert reply.q_ids.shape == reply.q_probs.shape and reply.q_ids.shape[:2] == (2, GAMMA)
     assert (reply.q_ids[:, :, 0] == reply.tokens).all()
     assert (reply.q_probs[:, :, 0] == 1).all() and (reply.q_probs[:, :, 1:] == 0).all()
 
