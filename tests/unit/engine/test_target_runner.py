@@ -120,6 +120,30 @@ def test_only_wanted_rows_come_back_and_rejected_positions_leave_no_trace() -> N
     torch.testing.assert_close(forward(tokens[15:], 15), whole, atol=1e-5, rtol=0)
 
 
+def test_a_token_gets_the_same_bits_alone_and_in_any_batch() -> None:
+    """On the compiled kernels, for widths that fill whole vectors (as those of real models do)."""
+    torch.manual_seed(0)
+    shape = {**SHAPE, "hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 3, "num_key_value_heads": 1}
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**{**shape, "head_dim": 64, "num_hidden_layers": 2}))
+    runner = TargetRunner(model, (0,))
+    lengths = (33, 7, 20, 1)
+    texts = [torch.randint(3, 120, (n,)) for n in lengths]
+    pool = PagePool(runner.kv_shape, 16)
+    tables = [pool.take(PagePool.pages_for(n)) for n in lengths]
+    whole = runner.forward(
+        StepInput(torch.cat(texts), places_of(tables, [0] * 4, lengths), pool, torch.arange(sum(lengths)))
+    )
+    at = 0
+    for text, table in zip(texts, tables, strict=True):
+        for count in (1, 5):
+            for start in range(len(text) - count + 1):
+                part = slice(at + start, at + start + count)
+                places = places_of([table], [start], [count])
+                out = runner.forward(StepInput(text[start : start + count], places, pool, torch.arange(count)))
+                assert torch.equal(out.logits, whole.logits[part]) and torch.equal(out.features, whole.features[part])
+        at += len(text)
+
+
 def test_without_feature_layers_there_are_no_features() -> None:
     runner = TargetRunner(tiny_llama(vocabulary=120))
     pool = PagePool(runner.kv_shape, 1)
