@@ -24,12 +24,12 @@ def with_environment(settings: AppSettings) -> AppSettings:
 def process_environment(threads: int) -> dict[str, str]:
     """Variables of a replica's process.
 
-    Ray gives an actor one OpenMP thread unless told otherwise. Verifier and drafter take turns on the same cores,
-    so a waiting thread spins only as long as a gap between two operations, then sleeps.
+    Ray gives an actor one OpenMP thread unless told otherwise. How long a waiting thread spins stays at OpenMP's
+    default, about a millisecond: shorter makes every step up to twice as long (benchmarks/README.md), and longer
+    would take the cores from the process whose turn it is.
     """
     return {
         "OMP_NUM_THREADS": str(threads),
-        "GOMP_SPINCOUNT": "20000",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",

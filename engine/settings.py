@@ -37,7 +37,7 @@ class EngineSettings(BaseModel):
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: int = Field(default_factory=usable_cores, ge=1)
-    kv_memory_bytes: int = Field(default=3 << 29, ge=1 << 20)
+    kv_memory_bytes: int = Field(default=1 << 30, ge=1 << 20)
     max_context: int = Field(default=2048, ge=2)
     max_running: int = Field(default=64, ge=1)
     prefill_tokens: int = Field(default=256, ge=1)

@@ -119,7 +119,7 @@ class TargetRunner:
         self._model.set_attn_implementation(ATTENTION)
         self._device = next(model.parameters()).device
         self._kernels = load_kernels() if self._device.type == "cpu" else None
-        self.head_weight: torch.Tensor = model.get_output_embeddings().weight.detach().clone()
+        self.head_weight: torch.Tensor = model.get_output_embeddings().weight.detach()
         self.embedding: torch.Tensor = model.get_input_embeddings().weight.detach()
         if self.dtype == torch.float32:
             pack_linears(self._model)
