@@ -8,8 +8,8 @@ from pathlib import Path
 from benchmarks.runs import Run
 from benchmarks.summary import Row, rows_of
 
-COLOURS = ("#0072b2", "#999999", "#d55e00", "#bbbbbb", "#009e73", "#cc79a7")
-MARKERS = ("s", "v", "o", "^", "D", "P")
+COLOURS = ("#0072b2", "#d55e00", "#888888", "#009e73", "#bbbbbb", "#cc79a7")
+MARKERS = ("s", "o", "v", "D", "^", "P")
 
 
 def draw(runs: Sequence[Run], conditions: Mapping[str, str], path: Path) -> None:

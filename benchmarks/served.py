@@ -244,6 +244,9 @@ def main(arguments: list[str] | None = None) -> int:
         runs, conditions = measure(options)
     except RecordingError as error:
         parser.error(str(error))
+    except (SystemExit, KeyboardInterrupt):
+        print("ended before its end: nothing is written", file=sys.stderr)
+        raise
     options.csv.parent.mkdir(parents=True, exist_ok=True)
     options.csv.write_text(to_csv(runs, conditions))
     draw(runs, conditions, options.plot)

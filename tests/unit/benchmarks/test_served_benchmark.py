@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from benchmarks.recording import Recorded, RecordingError, load_recording, write
 from benchmarks.runs import GENERATE, SERVED, Answer, Run, differing_texts, from_csv, run_of, to_csv
 from benchmarks.streams import chat_body, run_streams
 from benchmarks.summary import checks, label_of, pairs_of, report, rows_of, table
+from benchmarks.system import System
 from engine.drafters.replay import read_recording
 from engine.noise import extend_digest
 from loadtest.stream import StreamError, StreamTimes
@@ -294,3 +296,31 @@ def test_answers_come_back_in_the_order_of_their_requests(echo: str) -> None:
 def test_a_refused_request_ends_the_run(echo: str) -> None:
     with pytest.raises(StreamError, match="status 400"):
         run_streams(echo, [chat_body("m", "well", 8, True), chat_body("m", "", 8, True)], 2)
+
+
+def test_the_command_goes_through_its_pairs_and_writes_what_it_says(
+    echo: str, target_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything but Ray, in whose place the server above repeats the prompts."""
+
+    @contextmanager
+    def repeating(target: Path, drafting: dict[str, object]) -> Iterator[System]:
+        yield System(echo, "any", compiled_kernels=True)
+
+    monkeypatch.setattr(served, "running_system", repeating)
+    csv, plot = tmp_path / "deep" / "served.csv", tmp_path / "served.png"
+    options = ["--only", "shipped", "--skip-transformers", "--concurrency", "4", "1", "--pairs", "2", "--tokens", "8"]
+    assert served.main([*options, "--csv", str(csv), "--plot", str(plot)]) == 0
+    runs, conditions = from_csv(csv.read_text())
+    # Pair after pair, in each the numbers of streams from the least, in each of them with speculation and plain.
+    expected = [(pair, streams, yes) for pair in (0, 1) for streams in (1, 4) for yes in (True, False)]
+    assert [(r.pair, r.streams, r.speculation) for r in runs] == expected
+    assert [r.requests for r in runs] == [6, 6, 8, 8] * 2
+    assert [r.accepted for r in runs] == [6, 0, 8, 0] * 2
+    assert not any(r.differing for r in runs)
+    assert conditions["CPU kernels"] == "compiled"
+    assert plot.exists()
+    said = capsys.readouterr().out
+    assert "| speculation, shipped drafter |" in said
+    assert "shipped: 0 of 28 answers with speculation differ" in said
+    assert f"runs: {csv}" in said
