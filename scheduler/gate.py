@@ -30,10 +30,11 @@ def choose_drafted(
     """Which of a step's decoding requests to draft, by predicted weighted tokens per second.
 
     Plain decoding of all R is compared with drafting the n requests of the highest expected gain
-    w * sum(a), for every n, with the best number of their positions verified and `costs.draft(n)` on the
-    path. (Beyond 32 eligible requests, 32 evenly spread values of n are tried.) The search is unrestricted,
-    since it reads no block at hand. Drafting has to win by the hysteresis margin; while it is on, it has to
-    lose by that margin before it is switched off. Requests of equal gain go by row.
+    w * sum(a), for every n, with `costs.draft(n)` on the path and as many positions verified as the planner's
+    Algorithm 1 would admit at these means: a gain behind a step of the cost staircase that it never passes must
+    not keep drafting on. (Beyond 32 eligible requests, 32 evenly spread values of n are tried.) To be switched on,
+    drafting has to win by the hysteresis margin; it is switched off as soon as it does not win. Requests of
+    equal gain go by row.
 
     Args:
         mean_survival: [R, gamma] expected survival of each request's next block, from resolved rounds only;
@@ -81,15 +82,23 @@ def choose_drafted(
     tokens = np.cumsum(belongs, axis=1)
     value = base_value + np.cumsum(np.where(belongs, flat[order], 0.0), axis=1)
     verify = costs.verify_seconds(base_tokens + np.arange(order.size + 1))
-    theta = value / (verify[tokens] + costs.draft(tried)[:, None])
+    seconds = verify[tokens] + costs.draft(tried)[:, None]
+    theta = value / seconds
+    # The planner will stop at the first position that does not raise theta: what lies behind it is out of reach.
+    before = np.column_stack((base_value / (verify[0] + costs.draft(tried)), theta[:, :-1]))
+    theta[np.logical_or.accumulate(belongs & (theta <= before), axis=1)] = -np.inf
     theta[tokens == 0] = -np.inf  # drafted and nothing verified is no way of drafting
     line, column = np.unravel_index(int(np.argmax(theta)), theta.shape)
 
-    margin = -hysteresis if previously_on else hysteresis
+    margin = 0.0 if previously_on else hysteresis
     chosen = np.zeros(requests, dtype=np.bool_)
     if theta[line, column] > plain * (1.0 + margin):
-        # A request none of whose positions was admitted would be drafted for nothing.
         chosen[rows[rank[: column + 1][belongs[line, : column + 1]]]] = True
+        if chosen.sum() < tried[line]:
+            # Some would be drafted for nothing. Without them drafting is cheaper, so the question is another one.
+            return choose_drafted(
+                a, w, chosen, costs, other_tokens=other_tokens, previously_on=previously_on, hysteresis=hysteresis
+            )
     return chosen
 
 

@@ -6,6 +6,7 @@ import pytest
 from scheduler.arguments import ArgumentError
 from scheduler.costs import StepCosts
 from scheduler.gate import SurvivalEstimate, choose_drafted, conditional_trials, probe_due
+from scheduler.planner import plan_prefixes
 
 # A draft of n requests takes 0.1 + 0.1 n; a verify pass 1 + 0.1 per token past the first.
 COSTS = StepCosts(
@@ -72,9 +73,10 @@ def test_hysteresis_holds_the_last_decision():
     just_better, just_worse = [[0.31]], [[0.29]]  # break-even at 1.3 s against 1 s: 0.30
     assert choose(just_better) == [True]
     assert choose(just_worse) == [False]
-    for a in (just_better, just_worse):
-        assert choose(a, hysteresis=0.05) == [False]
-        assert choose(a, hysteresis=0.05, previously_on=True) == [True]
+    assert choose(just_better, hysteresis=0.05) == [False]
+    assert choose(just_better, hysteresis=0.05, previously_on=True) == [True]
+    # Drafting at a loss is never worth holding on to, however small the loss.
+    assert choose(just_worse, hysteresis=0.05, previously_on=True) == [False]
     assert choose([[0.5]], hysteresis=0.05) == [True]
     assert choose([[0.1]], hysteresis=0.05, previously_on=True) == [False]
 
@@ -95,6 +97,45 @@ def test_with_equal_requests_the_search_finds_the_best_of_all_plans():
         if any(chosen):
             reached = best_by_enumeration(a, weights, np.array(chosen), COSTS, other)
             assert reached == pytest.approx(best, rel=1e-12)
+
+
+def test_a_gain_that_the_planner_cannot_reach_does_not_keep_drafting_on():
+    # The first draft token costs a step of the staircase, the next ones nothing: five would pay, one does not.
+    costs = StepCosts(tokens=(1, 2, 6), seconds=(1.0, 1.9, 1.9), draft_requests=(1, 2), draft_seconds=(0.1, 0.1))
+    a = np.full((1, 5), 0.8)
+    assert (1 + a.sum()) / (1.9 + 0.1) > 1.0
+    for previously_on in (False, True):
+        assert choose(a, costs=costs, previously_on=previously_on) == [False]
+
+
+def test_whoever_is_drafted_gets_something_verified_by_the_planner_at_the_same_survival():
+    rng = np.random.default_rng(4)
+    drafted = 0
+    for _ in range(500):
+        requests, gamma = int(rng.integers(1, 6)), int(rng.integers(1, 6))
+        a = np.cumprod(rng.uniform(0.2, 1, (requests, gamma)), axis=1)
+        steps = np.cumsum(rng.choice([0.0, 0.01, 0.3], size=40)) + 1.0
+        costs = StepCosts(
+            tokens=tuple(range(1, 41)), seconds=tuple(steps), draft_requests=(1, 2), draft_seconds=(0.05, 0.06)
+        )
+        weights = np.ones(requests)
+        chosen = np.array(choose(a, costs=costs, previously_on=bool(rng.integers(2))))
+        if chosen.any():
+            drafted += 1
+            plan = plan_prefixes(
+                a[chosen],
+                weights[chosen],
+                costs,
+                base_tokens=requests,
+                base_value=float(requests),
+                limits=np.full(int(chosen.sum()), gamma),
+                sunk_seconds=costs.draft(int(chosen.sum())),
+            )
+            assert plan.lengths.sum() > 0
+            assert plan.predicted_seconds is not None
+            theta = (requests + plan.expected_tokens) / plan.predicted_seconds
+            assert theta > requests / costs.verify_seconds(requests)
+    assert drafted > 50
 
 
 def test_many_requests():
