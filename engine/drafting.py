@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from engine.drafters.backbone import backbone_of
 from engine.drafters.dspark import DSparkDrafter
 from engine.noise import gumbel, uniforms
 from engine.rounds import F32, I32, I64, DraftBatch, DraftReply
@@ -39,7 +40,6 @@ class _Context:
 
     slot: int
     end: int = 0
-    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,9 @@ class Blocks:
 
 
 class DraftEngine:
-    """Drafts with a DSpark model. A context is a ring of the last `sliding_window` positions' keys and values.
+    """Drafts with a DSpark model over bounded contexts (see `engine.drafters.backbone`).
 
-    Keys are rotated by their absolute position, so their order in the ring does not matter. The work of a block
-    does not depend on what it drafts: no early stop, fixed row sizes.
+    The work of a block does not depend on what it drafts: no early stop, fixed row sizes.
 
     Args:
         model: the drafter.
@@ -81,10 +80,8 @@ class DraftEngine:
         self._candidates = min(candidates, config.draft_vocab_size)
         self._window = config.sliding_window
         self._clock = clock
-        shape = (max_contexts, self._window, config.num_key_value_heads, config.head_dim)
         self._device = model.embedding.device
-        self._keys = [torch.zeros(shape, device=self._device) for _ in range(config.num_hidden_layers)]
-        self._values = [torch.zeros(shape, device=self._device) for _ in range(config.num_hidden_layers)]
+        self._backbone = backbone_of(model, max_contexts)
         self._contexts: OrderedDict[tuple[str, int], _Context] = OrderedDict()
         self._free = list(range(max_contexts))
         self._draft_ids = model.draft_ids
@@ -168,7 +165,7 @@ class DraftEngine:
             start, count = int(batch.feature_start[i]), int(batch.feature_count[i])
             # A fresh start needs everything a block can see: from position 0, or a whole window.
             if count and start != context.end and (start == 0 or count >= self._window):
-                context.start = context.end = start
+                context.end = start
             if count and start == context.end:
                 skip = max(0, count - self._window)
                 taken.append((context.slot, start + skip, int(offsets[i]) + skip, count - skip))
@@ -179,10 +176,7 @@ class DraftEngine:
             position = np.concatenate([np.arange(p, p + n) for _, p, _, n in taken])
             row = np.concatenate([np.arange(r, r + n) for _, _, r, n in taken])
             features = self._tensor(batch.features[row].astype(np.float32))
-            at_slot, at_position = self._tensor(slot), self._tensor(position)
-            for layer, (k, v) in enumerate(self._model.context_kv(features, at_position)):
-                self._keys[layer][at_slot, at_position % self._window] = k
-                self._values[layer][at_slot, at_position % self._window] = v
+            self._backbone.write(self._tensor(slot), self._tensor(position), features)
         return ready
 
     def _blocks(self, owner: str, batch: DraftBatch, rows: I64) -> Blocks:
@@ -191,25 +185,18 @@ class DraftEngine:
         if count == 0:
             tokens, confidence = np.zeros((0, gamma), np.int32), np.zeros((0, gamma), np.float32)
             return Blocks(tokens, confidence, np.zeros((0, gamma, k), np.int32), np.zeros((0, gamma, k), np.float32))
-        context, mask = self._visible([self._contexts[(owner, int(n))] for n in batch.sequence[rows]])
+        contexts = [self._contexts[(owner, int(n))] for n in batch.sequence[rows]]
         anchor = self._tensor(batch.anchor[rows].astype(np.int64))
-        position = self._tensor(batch.committed[rows].astype(np.int64)) - 1
-        hidden = self._model.backbone(anchor, position, context, mask)
+        hidden = self._backbone.run(
+            anchor,
+            self._tensor(batch.committed[rows].astype(np.int64)) - 1,
+            self._tensor(np.array([c.slot for c in contexts])),
+            self._tensor(np.array([min(c.end, self._window) for c in contexts])),
+        )
         logits = self._model.base_logits(hidden)
         if greedy:
             return self._greedy_blocks(anchor, hidden, logits)
         return self._sampled_blocks(anchor, hidden, logits, batch, rows)
-
-    def _visible(self, contexts: list[_Context]) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
-        """Keys and values [R, C, Hkv, D] of each layer, and which of them exist [R, C]."""
-        counts = np.array([min(c.end - c.start, self._window) for c in contexts])
-        columns = min(self._window, -(-int(counts.max()) // 32) * 32)
-        # Positions start..end-1 lie at (position % window): from `start` on if few, everywhere if many.
-        first = np.array([c.start if c.end - c.start < self._window else 0 for c in contexts])
-        at = self._tensor((first[:, None] + np.arange(columns)) % self._window)
-        slots = self._tensor(np.array([c.slot for c in contexts])[:, None])
-        mask = self._tensor(np.arange(columns) < counts[:, None])
-        return [(k[slots, at], v[slots, at]) for k, v in zip(self._keys, self._values, strict=True)], mask
 
     def _greedy_blocks(self, anchor: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor) -> Blocks:
         """Blocks of requests that are all greedy: the proposal is the best token, with certainty."""

@@ -95,8 +95,8 @@ def load_draft_engine(engine: EngineSettings, drafter: DrafterSettings, cache: P
         # Slots differ only in their position: a model trained on blocks of one size runs on others.
         model.config = model.config.model_copy(update={"block_size": drafter.block_size})
     model.to(drafter.device)
-    pack_linears(model)
     drafting = DraftEngine(model, weights_hash(folder), drafter.candidates, drafter.max_contexts)
+    pack_linears(model)
     if drafter.kind != "replay":
         return drafting
     from engine.drafters.replay import ReplayDrafter, read_recording

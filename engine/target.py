@@ -1,7 +1,8 @@
 """The target model behind one call: a ragged step of tokens in, logits and features out.
 
 Any transformers causal language model whose attention goes through the attention interface can be run: its own
-modules do the work, with linear layers packed for the compiled kernels and attention reading the page pool.
+modules do the work, with linear layers packed for the compiled kernels and attention reading the page pool. The
+layers of the most common families run as one compiled call instead (`engine.kernels.decoder`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import nn
 
 from engine.kernels.attention import RaggedPlaces, write_and_attend
 from engine.kernels.build import CompiledKernels, load_kernels
+from engine.kernels.decoder import FusedDecoder, fused_decoder
 from engine.kernels.linear import pack_linears
 from engine.pages import PAGE, KVShape, PagePool
 
@@ -99,7 +101,8 @@ class TargetRunner:
 
     Raises:
         ValueError: a feature layer does not exist, or is the last one (whose output the model returns only after
-            its final norm).
+            its final norm); or the model's rotary scaling depends on the longest text of a batch, so that requests
+            would change each other's output.
     """
 
     def __init__(self, model: Any, feature_layers: Seq[int] = ()) -> None:
@@ -111,6 +114,7 @@ class TargetRunner:
         for layer in feature_layers:
             if not 0 <= layer < last:
                 raise ValueError(f"feature layer {layer} is not below the target's last layer {last}")
+        _refuse_batch_dependent_rotary(config)
         self.config = config
         self.vocab_size = int(config.vocab_size)
         self.hidden_size = int(config.hidden_size)
@@ -121,12 +125,13 @@ class TargetRunner:
         self._kernels = load_kernels() if self._device.type == "cpu" else None
         self.head_weight: torch.Tensor = model.get_output_embeddings().weight.detach()
         self.embedding: torch.Tensor = model.get_input_embeddings().weight.detach()
-        if self.dtype == torch.float32:
+        self._fused = None
+        if self._kernels is not None and self.dtype == torch.float32:
+            self._fused = fused_decoder(self._kernels, self._model)
             pack_linears(self._model)
         self._captured: list[torch.Tensor] = []
-        layers = self._model.get_decoder().layers
-        for layer in self.feature_layers:
-            layers[layer].register_forward_hook(self._capture)
+        for layer in self.feature_layers if self._fused is None else ():
+            self._model.get_decoder().layers[layer].register_forward_hook(self._capture)
 
     @classmethod
     def load(
@@ -154,6 +159,11 @@ class TargetRunner:
         return self._kernels is not None and self.dtype == torch.float32
 
     @property
+    def fused(self) -> bool:
+        """Whether all layers run as one compiled call."""
+        return self._fused is not None
+
+    @property
     def kv_shape(self) -> KVShape:
         """What a page pool for this model must hold."""
         c = self.config
@@ -167,6 +177,30 @@ class TargetRunner:
     @torch.inference_mode()
     def forward(self, step: StepInput) -> StepOutput:
         """Run one step: writes keys and values of its tokens into the pool; shapes as in the dataclasses."""
+        hidden, features = self._run_fused(self._fused, step) if self._fused is not None else self._run_modules(step)
+        logits = self._model.lm_head(hidden).float()
+        soft_cap = getattr(self.config, "final_logit_softcapping", None)
+        if soft_cap is not None:
+            logits = torch.tanh(logits / soft_cap) * soft_cap
+        return StepOutput(logits, hidden.float(), features)
+
+    def _run_fused(self, fused: FusedDecoder, step: StepInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [L, H] at the wanted rows and features [T, m * H], by the compiled layers."""
+        decoder = self._model.get_decoder()
+        rotary = decoder.rotary_emb
+        angles = step.places.position[:, None].float() * rotary.inv_freq.float()
+        x = torch.embedding(self.embedding, step.tokens)
+        features = fused.run(
+            x,
+            (angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling),
+            (step.pool.keys, step.pool.values),
+            step.places,
+            self.feature_layers,
+        )
+        return decoder.norm(x[step.logit_rows]), features
+
+    def _run_modules(self, step: StepInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same by the model's own modules."""
         self._captured = []
         out = self._model.get_decoder()(
             input_ids=step.tokens[None].to(self._device),
@@ -175,14 +209,21 @@ class TargetRunner:
             step=step,
             kernels=self._kernels,
         )
-        hidden = out.last_hidden_state[0][step.logit_rows.to(self._device)]
-        logits = self._model.lm_head(hidden).float()
-        soft_cap = getattr(self.config, "final_logit_softcapping", None)
-        if soft_cap is not None:
-            logits = torch.tanh(logits / soft_cap) * soft_cap
+        hidden = out.last_hidden_state[0]
         features = torch.cat(self._captured, dim=-1) if self._captured else hidden.new_empty(len(step.tokens), 0)
         self._captured = []
-        return StepOutput(logits, hidden.float(), features)
+        return hidden[step.logit_rows.to(self._device)], features
+
+
+def _refuse_batch_dependent_rotary(config: Any) -> None:
+    """Raise ValueError for rotary scaling that looks at the longest text of a batch (dynamic NTK, LongRoPE)."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for part in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
+        if part.get("rope_type") in ("dynamic", "longrope"):
+            raise ValueError(
+                f"rotary scaling {part['rope_type']!r} depends on the longest text of a batch: requests would change "
+                f"each other's output, so it is not supported"
+            )
 
 
 def places_of(tables: Seq[Seq[int]], starts: Seq[int], counts: Seq[int], device: str = "cpu") -> RaggedPlaces:

@@ -226,7 +226,7 @@ class DSparkDrafter(nn.Module):
             for each layer (keys, values), [..., Hkv, D]; keys are normed and rotated.
         """
         cosine, sine = self.rotary(positions)
-        return [layer.self_attn.keys_values(features.float(), cosine, sine) for layer in self._layers()]
+        return [layer.self_attn.keys_values(features.float(), cosine, sine) for layer in self.draft_layers()]
 
     def backbone(
         self,
@@ -253,15 +253,19 @@ class DSparkDrafter(nn.Module):
     def run_layers(self, anchor: Tensor, anchor_position: Tensor, attends: Sequence[Attend]) -> Tensor:
         """The backbone, given the attention of each layer: so training shares contexts between blocks."""
         slots = self.config.block_size
-        tokens = anchor[:, None].repeat(1, slots)
-        tokens[:, 1:] = self.config.mask_token_id
         positions = anchor_position[:, None] + torch.arange(slots, device=anchor.device)
         cosine, sine = self.rotary(positions)
-        x = F.embedding(tokens, self.embedding).float()
-        for layer, attend in zip(self._layers(), attends, strict=True):
+        x = self.block_inputs(anchor)
+        for layer, attend in zip(self.draft_layers(), attends, strict=True):
             x = layer(x, cosine, sine, attend)
         normed: Tensor = self.norm(x)
         return normed
+
+    def block_inputs(self, anchor: Tensor) -> Tensor:
+        """[R] anchors -> [R, g, H] float32: the anchor's embedding, then the mask token's."""
+        tokens = anchor[:, None].repeat(1, self.config.block_size)
+        tokens[:, 1:] = self.config.mask_token_id
+        return F.embedding(tokens, self.embedding).float()
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         """U_k: h [..., H] -> [..., Vd] logits over the draft vocabulary, without the Markov bias."""
@@ -289,5 +293,6 @@ class DSparkDrafter(nn.Module):
         logits: Tensor = self.confidence_head(hidden, markov)
         return logits
 
-    def _layers(self) -> list[DraftLayer]:
+    def draft_layers(self) -> list[DraftLayer]:
+        """The backbone's layers, in order."""
         return [layer for layer in self.layers if isinstance(layer, DraftLayer)]

@@ -43,8 +43,8 @@ def write_and_attend(
     (Gemma 2) turns scores s into c * tanh(s / c); the compiled kernel does not know it.
     """
     if kernels is not None and q.device.type == "cpu" and q.dtype == torch.float32 and not soft_cap:
-        kernels.write_kv(k, v, keys, values, places.pages, places.owner, places.position)
-        return kernels.attention(q, keys, values, places.pages, places.owner, places.position, scale, window)
+        at = (places.pages, places.owner, places.position)
+        return kernels.write_and_attend(q, k, v, keys, values, *at, scale, window)
     return _torch_write_and_attend(q, k, v, keys, values, places, scale, window, soft_cap)
 
 

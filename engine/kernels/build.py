@@ -26,27 +26,50 @@ FOLDER = Path("~/.cache/dspark-serve/kernels").expanduser()
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-std=c++20", "-fPIC", "-shared")
 
 
-class CompiledKernels(Protocol):
-    """What the extension offers; shapes and layouts are stated in `kernels.cpp`."""
+class CompiledDecoder(Protocol):
+    """Layers in one call; see `decoder.h`."""
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor: ...
+    def add_layer(self, weights: dict[str, torch.Tensor], window: int) -> None: ...
 
-    def linear(self, x: torch.Tensor, packed: torch.Tensor, n: int, bias: torch.Tensor | None) -> torch.Tensor: ...
-
-    def write_kv(
+    def run(
         self,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        x: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        pages: torch.Tensor,
+        owner: torch.Tensor,
+        position: torch.Tensor,
+        last: torch.Tensor,
+        wanted: list[int],
+    ) -> torch.Tensor: ...
+
+    def write_context(
+        self,
+        x: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
         pages: torch.Tensor,
         owner: torch.Tensor,
         position: torch.Tensor,
     ) -> None: ...
 
-    def attention(
+
+class CompiledKernels(Protocol):
+    """What the extension offers; shapes and layouts are stated in its sources."""
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor: ...
+
+    def linear(self, x: torch.Tensor, packed: torch.Tensor, n: int, bias: torch.Tensor | None) -> torch.Tensor: ...
+
+    def write_and_attend(
         self,
         q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
         pages: torch.Tensor,
@@ -55,6 +78,10 @@ class CompiledKernels(Protocol):
         scale: float,
         window: int,
     ) -> torch.Tensor: ...
+
+    def Decoder(
+        self, hidden: int, inner: int, heads: int, key_heads: int, size: int, eps: float, scale: float
+    ) -> CompiledDecoder: ...
 
 
 def processor() -> str:
@@ -107,7 +134,8 @@ def load_kernels() -> CompiledKernels | None:
     if compiler is None:
         logger.warning("no C++ compiler found: steps run on plain torch, several times slower at small batches")
         return None
-    parts = (SOURCE.read_text(), *FLAGS, torch.__version__, sysconfig.get_config_var("SOABI") or "", processor())
+    sources = [path.read_text() for path in sorted((SOURCE, *SOURCE.parent.glob("*.h")))]
+    parts = (*sources, *FLAGS, torch.__version__, sysconfig.get_config_var("SOABI") or "", processor())
     name = f"dspark_kernels_{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:12]}"
     library = FOLDER / f"{name}.so"
     try:

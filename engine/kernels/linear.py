@@ -8,11 +8,15 @@ from torch import nn
 from engine.kernels.build import CompiledKernels, load_kernels
 
 
-class PackedLinear(nn.Module):
-    """y = x W^T + b with W [N, K] held as panels; x [..., K] float32 -> [..., N] float32.
+def packed_weight(kernels: CompiledKernels, weight: torch.Tensor) -> torch.Tensor:
+    """W [N, K] as panels. What bfloat16 can hold exactly is held as bfloat16: half the bytes, the same numbers."""
+    half = weight.to(torch.bfloat16)
+    exact = bool(torch.equal(half.float(), weight.float()))
+    return kernels.pack(half if exact else weight.float())
 
-    A weight that bfloat16 can hold exactly is held as bfloat16: half the bytes to read, the same numbers.
-    """
+
+class PackedLinear(nn.Module):
+    """y = x W^T + b with W [N, K] held as panels; x [..., K] float32 -> [..., N] float32."""
 
     packed: torch.Tensor
 
@@ -20,10 +24,8 @@ class PackedLinear(nn.Module):
         super().__init__()
         weight = weight.detach()
         self.out_features, self.in_features = weight.shape
-        half = weight.to(torch.bfloat16)
-        exact = bool(torch.equal(half.float(), weight.float()))
         self._kernels = kernels
-        self.register_buffer("packed", kernels.pack(half if exact else weight.float()), persistent=False)
+        self.register_buffer("packed", packed_weight(kernels, weight), persistent=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

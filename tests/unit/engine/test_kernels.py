@@ -175,10 +175,11 @@ def test_a_token_attends_to_the_same_bits_alone_in_any_batch_and_on_any_pages(
     case, pool = ragged(9, 3, 64), pools(3, 64)
     whole = run(kernels, case, pool, window)
     places, scale = case.places, 64**-0.5
+    new = [torch.cat([x[c:] for x, c in zip(xs, case.context, strict=True)]) for xs in (case.k, case.v)]
 
     def attend(rows: torch.Tensor) -> torch.Tensor:
-        owner, position = places.owner[rows], places.position[rows]
-        return kernels.attention(case.q[rows], *pool, places.pages, owner, position, scale, window)
+        at = RaggedPlaces(places.pages, places.owner[rows], places.position[rows])
+        return write_and_attend(kernels, case.q[rows], new[0][rows], new[1][rows], *pool, at, scale, window)
 
     for row in range(len(whole)):
         assert torch.equal(attend(torch.tensor([row])), whole[row : row + 1])
@@ -209,6 +210,4 @@ def test_shapes_that_the_kernel_does_not_know_are_refused(kernels: CompiledKerne
     case = ragged(4, 2, 16)
     keys, values = pools(2, 16)
     with pytest.raises(RuntimeError, match="3 query heads cannot share 2 key heads"):
-        kernels.attention(
-            case.q[:, :3], keys, values, case.places.pages, case.places.owner, case.places.position, 1.0, 0
-        )
+        write_and_attend(kernels, case.q[:, :3], case.q[:, :2], case.q[:, :2], keys, values, case.places, 1.0, 0)
